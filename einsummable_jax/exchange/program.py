@@ -1,0 +1,102 @@
+"""Exchange programs: rounds of moves between the buffers of the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+from einsummable_jax.layout import Box, Monoid
+
+
+class Space(enum.Enum):
+    """Which buffers of a device a slice addresses."""
+
+    INPUT = 0
+    """The tiles the device holds, in the order of `Relation.tiles_of`; read only."""
+    OUTPUT = 1
+    """The boxes the device needs, in the order of `Demand.needs`."""
+    SCRATCH = 2
+    """Temporary buffers of the engine."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """A box of one buffer.
+
+    Attributes:
+      device: Rank that owns the buffer.
+      space: Which buffers.
+      buffer: Position among the device's buffers of that space.
+      box: The elements, in the buffer's own coordinates.
+    """
+
+    device: int
+    space: Space
+    buffer: int
+    box: Box
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """``destination = aggregate of the sources``, element by element; all boxes have one shape.
+
+    Attributes:
+      sources: One slice for a copy; several are aggregated in this order (16-bit and 8-bit floats in float32).
+      destination: Written whole, in OUTPUT or SCRATCH.
+      monoid: Set when there are several sources.
+    """
+
+    sources: tuple[Slice, ...]
+    destination: Slice
+    monoid: Monoid | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sources or (self.monoid is None) != (len(self.sources) == 1):
+            raise ValueError(f"a move of {len(self.sources)} sources with monoid {self.monoid}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeProgram:
+    """What all devices do together to meet one demand.
+
+    A move of round ``k`` may read any input, and outputs and scratch written in rounds before ``k``. No
+    element of an output or of scratch is written twice.
+
+    Attributes:
+      num_devices: Number of ranks.
+      dtype: Element type of every buffer.
+      input_shapes: For each device, the shape of each of its input buffers.
+      output_shapes: For each device, the shape of each of its output buffers.
+      scratch_shapes: For each device, the shape of each of its scratch buffers.
+      rounds: The moves of each round; order within a round has no meaning.
+    """
+
+    num_devices: int
+    dtype: Any
+    input_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    output_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    scratch_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    rounds: tuple[tuple[Move, ...], ...]
+
+    @functools.cached_property
+    def bytes_received(self) -> tuple[int, ...]:
+        """Bytes that each device reads from other devices' buffers."""
+        received = [0] * self.num_devices
+        for moves in self.rounds:
+            for move in moves:
+                for source in move.sources:
+                    if source.device != move.destination.device:
+                        received[move.destination.device] += source.box.volume * self.dtype.itemsize
+        return tuple(received)
+
+    @functools.cached_property
+    def participants(self) -> tuple[int, ...]:
+        """Devices with a buffer that some move reads or writes; the others need not call."""
+        found: set[int] = set()
+        for moves in self.rounds:
+            for move in moves:
+                found.add(move.destination.device)
+                found.update(source.device for source in move.sources)
+        return tuple(sorted(found))

@@ -1,0 +1,12 @@
+"""From a jaxpr to a graph of operations with join-agg specs."""
+
+from einsummable_jax.graph.graph import Graph as Graph
+from einsummable_jax.graph.graph import Operation as Operation
+from einsummable_jax.graph.graph import Tensor as Tensor
+from einsummable_jax.graph.spec import ArrayMap as ArrayMap
+from einsummable_jax.graph.spec import DimMap as DimMap
+from einsummable_jax.graph.spec import JoinAggSpec as JoinAggSpec
+from einsummable_jax.graph.spec import Label as Label
+from einsummable_jax.graph.spec import LocalArray as LocalArray
+from einsummable_jax.graph.spec import LocalCall as LocalCall
+from einsummable_jax.graph.spec import Role as Role

@@ -1,0 +1,203 @@
+"""Join-agg specs: what an operation may be cut along, what each piece reads, and how its pieces aggregate.
+
+An operation is a relational join of its operands' tiles on the labels they share, one kernel call per
+combination, then an aggregation over the labels that its results lack (Einsummable, arXiv 2609.03905;
+tensor-relational algebra, PVLDB 14(8)). A spec is plain data, checked when it is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from einsummable_jax.layout import Box, Interval, Monoid
+
+
+class Role(enum.Enum):
+    """What cutting a label means."""
+
+    PASS_THROUGH = "pass-through"
+    """Every result has the label: the pieces are disjoint tiles of the result."""
+    REDUCTION = "reduction"
+    """Results lack the label: the pieces are contributions, aggregated by the label's monoid."""
+    REPLICATED = "needs replication"
+    """May not be cut: every kernel call runs over the whole extent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Label:
+    """An index variable of an operation.
+
+    Attributes:
+      name: Short name, unique in its spec; printed in plans (``b:2 h:4``).
+      extent: Number of values.
+      role: What cutting the label means.
+      monoid: How contributions aggregate; set exactly for reductions.
+    """
+
+    name: str
+    extent: int
+    role: Role = Role.PASS_THROUGH
+    monoid: Monoid | None = None
+
+    def __post_init__(self) -> None:
+        if (self.role is Role.REDUCTION) != (self.monoid is not None):
+            raise ValueError(f"label {self.name!r}: a monoid belongs to a reduction, and only there")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DimMap:
+    """Which interval of one array dimension a box of the iteration space touches: affine, then clipped.
+
+    The points touched are ``offset + sum(stride * index) + [0, window)`` for the label indices in the
+    box, as the smallest interval that holds them, clipped to ``[0, extent)``.
+
+    Attributes:
+      extent: The array's extent along this dimension.
+      terms: Pairs ``(label position, stride)``; strides may be negative (a flip). Empty terms with the
+        default window mean the whole dimension.
+      offset: Constant added.
+      window: Points touched from each position on (a halo when larger than the stride); None: one point
+        if there are terms, else the whole dimension.
+    """
+
+    extent: int
+    terms: tuple[tuple[int, int], ...] = ()
+    offset: int = 0
+    window: int | None = None
+
+    def interval(self, box: Box) -> Interval:
+        """The interval touched by the iteration box ``box``."""
+        low = high = self.offset
+        for label, stride in self.terms:
+            start, stop = box.bounds[label]
+            if start == stop:
+                return (0, 0)
+            low += stride * (start if stride > 0 else stop - 1)
+            high += stride * (stop - 1 if stride > 0 else start)
+        high += self.window if self.window is not None else (1 if self.terms else self.extent)
+        low, high = (min(max(edge, 0), self.extent) for edge in (low, high))
+        return (low, max(low, high))
+
+    def is_exact(self, box: Box) -> bool:
+        """Whether a dimension merged from several labels is touched without gaps (reshape needs that)."""
+        if len(self.terms) < 2:
+            return True
+        low, high = self.interval(box)
+        return high - low == math.prod(box.shape[label] for label, _ in self.terms)
+
+
+ArrayMap = tuple[DimMap, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalArray:
+    """A box of an operand or result as a kernel call sees it.
+
+    Attributes:
+      shape: Extents, Python ints.
+      starts: First index along each dimension; an int, or a traced int32 scalar where it differs
+        between the devices that share one program.
+    """
+
+    shape: tuple[int, ...]
+    starts: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalCall:
+    """One kernel call: a box of the iteration space and the operand and result boxes it implies.
+
+    Attributes:
+      sizes: Extent of the box along each label, Python ints.
+      starts: First index along each label, ints or traced int32 scalars.
+      operands: The box of each operand, as it is handed to the kernel.
+      results: The box of each result, as the kernel must return it.
+    """
+
+    sizes: tuple[int, ...]
+    starts: tuple[Any, ...]
+    operands: tuple[LocalArray, ...]
+    results: tuple[LocalArray, ...]
+
+
+Kernel = Callable[..., Sequence[jax.Array]]
+"""``kernel(call: LocalCall, *operands) -> results``: JAX code for one kernel call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinAggSpec:
+    """What an operation computes, as a join followed by an aggregation.
+
+    Attributes:
+      labels: The index variables; their extents span the iteration space.
+      operands: For each operand, a :class:`DimMap` per dimension.
+      results: For each result, a :class:`DimMap` per dimension.
+      kernel: Builds the local computation of one iteration box.
+      flops: Floating-point operations over the whole iteration space (the cost of a box is its share).
+      elementwise: Whether the operation only passes labels through, one value in, one value out
+        (also broadcasts and transposes): neighbours of this kind share one decomposition.
+      has_rule: False for a primitive that no rule covers: it is replicated.
+    """
+
+    labels: tuple[Label, ...]
+    operands: tuple[ArrayMap, ...]
+    results: tuple[ArrayMap, ...]
+    kernel: Kernel
+    flops: float = 0.0
+    elementwise: bool = False
+    has_rule: bool = True
+
+    def __post_init__(self) -> None:
+        names = [label.name for label in self.labels]
+        if len(set(names)) != len(names):
+            raise ValueError(f"label names repeat: {names}")
+        for kind, maps in (("operand", self.operands), ("result", self.results)):
+            for position, array_map in enumerate(maps):
+                for dim, dim_map in enumerate(array_map):
+                    for label, stride in dim_map.terms:
+                        if not 0 <= label < len(self.labels):
+                            raise ValueError(f"{kind} {position} dimension {dim} names label {label} of {names}")
+                        if stride == 0:
+                            raise ValueError(f"{kind} {position} dimension {dim}: stride 0 for {names[label]!r}")
+        for label_index, label in enumerate(self.labels):
+            appears = [any(label_index == t for m in r for t, _ in m.terms) for r in self.results]
+            if label.role is Role.PASS_THROUGH and not all(appears):
+                raise ValueError(f"pass-through label {label.name!r} is missing from a result")
+            if label.role is Role.REDUCTION and any(appears):
+                raise ValueError(f"reduction label {label.name!r} appears in a result")
+
+    @property
+    def space(self) -> Box:
+        """The whole iteration space."""
+        return Box.full([label.extent for label in self.labels])
+
+    def operand_box(self, operand: int, box: Box) -> Box:
+        """The box of operand number ``operand`` that the iteration box ``box`` needs."""
+        return Box(tuple(m.interval(box) for m in self.operands[operand]))
+
+    def result_box(self, result: int, box: Box) -> Box:
+        """The box of result number ``result`` that the iteration box ``box`` produces or contributes to."""
+        return Box(tuple(m.interval(box) for m in self.results[result]))
+
+    def admits(self, box: Box) -> bool:
+        """Whether ``box`` may be one kernel call: uncuttable labels whole, merged dimensions without gaps."""
+        for label, (start, stop) in zip(self.labels, box.bounds, strict=True):
+            if label.role is Role.REPLICATED and (start, stop) != (0, label.extent):
+                return False
+        return all(m.is_exact(box) for maps in (self.operands, self.results) for arr in maps for m in arr)
+
+    def reduction_part(self, box: Box) -> Box:
+        """The box of reduction labels alone: kernel calls that agree here make the same contribution."""
+        return Box(
+            tuple(
+                bound
+                for label, bound in zip(self.labels, box.bounds, strict=True)
+                if label.role is Role.REDUCTION
+            )
+        )

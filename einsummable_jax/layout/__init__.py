@@ -1,0 +1,15 @@
+"""The vocabulary every stage shares: boxes, tensor relations, demands, and mesh layouts."""
+
+from einsummable_jax.layout.box import Box as Box
+from einsummable_jax.layout.box import Interval as Interval
+from einsummable_jax.layout.box import even_cuts as even_cuts
+from einsummable_jax.layout.box import grid_cells as grid_cells
+from einsummable_jax.layout.mesh_layout import MeshLayout as MeshLayout
+from einsummable_jax.layout.mesh_layout import axis_names as axis_names
+from einsummable_jax.layout.mesh_layout import axis_sizes as axis_sizes
+from einsummable_jax.layout.mesh_layout import mesh_layouts as mesh_layouts
+from einsummable_jax.layout.mesh_layout import prime_factors as prime_factors
+from einsummable_jax.layout.monoid import Monoid as Monoid
+from einsummable_jax.layout.relation import Demand as Demand
+from einsummable_jax.layout.relation import Relation as Relation
+from einsummable_jax.layout.relation import Tile as Tile

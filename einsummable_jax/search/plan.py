@@ -1,0 +1,96 @@
+"""The plan: how each operation is cut, where its pieces run, and what moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from einsummable_jax.graph import Graph
+from einsummable_jax.layout import Box, Demand, MeshLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class Decomposition:
+    """The kernel calls of one operation.
+
+    Attributes:
+      calls: For each device, the iteration boxes it runs, in order. Together they cover the iteration
+        space; the same box on several devices is replicated work.
+      words: The cut in words, such as ``b:2 h:4``; ``replicated`` when nothing is cut.
+    """
+
+    calls: tuple[tuple[Box, ...], ...]
+    words: str = "replicated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetch:
+    """How one use of a tensor gets the boxes it needs.
+
+    Attributes:
+      version: Which of the tensor's versions it is taken from: 0 is what the producer made (or the
+        input holds), ``i`` what the tensor's i-th exchange delivered.
+      exchange: Position in `Plan.exchanges` of the exchange that delivers it, or None when each device
+        takes the box out of a tile that it already holds.
+    """
+
+    version: int
+    exchange: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedExchange:
+    """One exchange of the plan.
+
+    Attributes:
+      tensor: Number of the tensor moved.
+      version: The tensor version it reads.
+      delivers: The tensor version it makes.
+      demand: The tiles read and the boxes needed.
+      consumer: Number of the operation that first needs it, or None for a function output.
+      seconds: Modelled time.
+      bytes_received: Modelled bytes received by each device.
+    """
+
+    tensor: int
+    version: int
+    delivers: int
+    demand: Demand
+    consumer: int | None
+    seconds: float
+    bytes_received: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A whole parallel plan for a graph.
+
+    Attributes:
+      graph: What is planned.
+      num_devices: Number of devices.
+      decompositions: One per operation.
+      inputs: The layout in which each function input arrives.
+      outputs: The layout in which each result leaves.
+      fetches: For each operation and each of its operands, how the operand is had.
+      output_fetches: The same for each function output.
+      exchanges: The exchanges, in an order consistent with the operations.
+      cost: Objective value found, in the unit of ``objective``.
+      lower_bound: Proven lower bound of the objective over the space searched (equal to cost: optimal).
+      objective: ``"time"`` (seconds) or ``"bytes"``.
+      kernel_seconds: Modelled kernel time of each operation.
+      statistics: Figures of the search: seconds, variables, candidates, solver.
+    """
+
+    graph: Graph
+    num_devices: int
+    decompositions: tuple[Decomposition, ...]
+    inputs: tuple[MeshLayout, ...]
+    outputs: tuple[MeshLayout, ...]
+    fetches: tuple[tuple[Fetch, ...], ...]
+    output_fetches: tuple[Fetch, ...]
+    exchanges: tuple[PlannedExchange, ...]
+    cost: float
+    lower_bound: float
+    objective: str
+    kernel_seconds: tuple[float, ...]
+    statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
