@@ -1,0 +1,9 @@
+"""Exchanges as XLA custom calls: the format of their programs, the engines, and the JAX operation."""
+
+from einsummable_jax.custom_calls.call import exchange_call as exchange_call
+from einsummable_jax.custom_calls.encode import encode as encode
+from einsummable_jax.custom_calls.engine import counters as counters
+from einsummable_jax.custom_calls.engine import exchange_timeout as exchange_timeout
+from einsummable_jax.custom_calls.engine import open_exchanges as open_exchanges
+from einsummable_jax.custom_calls.engine import reset_counters as reset_counters
+from einsummable_jax.custom_calls.engine import set_exchange_timeout as set_exchange_timeout

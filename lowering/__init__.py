@@ -1,0 +1,7 @@
+"""From a plan with its exchange programs to JAX code: one shard program per device, in one executable."""
+
+from einsummable_jax.lowering.executable import DeviceProgram as DeviceProgram
+from einsummable_jax.lowering.executable import Lowerable as Lowerable
+from einsummable_jax.lowering.executable import named_sharding as named_sharding
+from einsummable_jax.lowering.executable import refined_mesh as refined_mesh
+from einsummable_jax.lowering.shard_program import ShardProgram as ShardProgram

@@ -43,7 +43,7 @@ class Move:
     """``destination = aggregate of the sources``, element by element; all boxes have one shape.
 
     Attributes:
-      sources: One slice for a copy; several are aggregated in this order (16-bit and 8-bit floats in float32).
+      sources: One slice for a copy; several are aggregated in this order (16- and 8-bit floats in float32).
       destination: Written whole, in OUTPUT or SCRATCH.
       monoid: Set when there are several sources.
     """

@@ -3,6 +3,8 @@
 from einsummable_jax.graph.graph import Graph as Graph
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor
+from einsummable_jax.graph.rules import coverage_table as coverage_table
+from einsummable_jax.graph.rules import spec_for as spec_for
 from einsummable_jax.graph.spec import ArrayMap as ArrayMap
 from einsummable_jax.graph.spec import DimMap as DimMap
 from einsummable_jax.graph.spec import JoinAggSpec as JoinAggSpec
@@ -10,3 +12,4 @@ from einsummable_jax.graph.spec import Label as Label
 from einsummable_jax.graph.spec import LocalArray as LocalArray
 from einsummable_jax.graph.spec import LocalCall as LocalCall
 from einsummable_jax.graph.spec import Role as Role
+from einsummable_jax.graph.trace import build_graph as build_graph

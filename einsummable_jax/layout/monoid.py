@@ -35,7 +35,10 @@ class Monoid(enum.Enum):
         if dtype == np.bool_:
             return np.bool_(self is Monoid.MIN)
         if jnp.issubdtype(dtype, jnp.floating):
-            return dtype.type(-np.inf if self is Monoid.MAX else np.inf)
+            limits = jnp.finfo(dtype)
+            extreme = dtype.type(-np.inf if self is Monoid.MAX else np.inf)
+            finite = limits.min if self is Monoid.MAX else limits.max
+            return dtype.type(finite) if np.isnan(extreme) else extreme  # some 8-bit floats lack infinities
         info = jnp.iinfo(dtype)
         return dtype.type(info.min if self is Monoid.MAX else info.max)
 

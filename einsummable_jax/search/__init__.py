@@ -1,0 +1,9 @@
+"""Choosing how every operation is cut and where its pieces run."""
+
+from einsummable_jax.search.assemble import PlanError as PlanError
+from einsummable_jax.search.assemble import assemble as assemble
+from einsummable_jax.search.plan import Decomposition as Decomposition
+from einsummable_jax.search.plan import Fetch as Fetch
+from einsummable_jax.search.plan import Plan as Plan
+from einsummable_jax.search.plan import PlannedExchange as PlannedExchange
+from einsummable_jax.search.search import search as search

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from einsummable_jax.graph import Graph
-from einsummable_jax.layout import Box, Demand, MeshLayout
+from einsummable_jax.layout import Box, Demand, MeshLayout, Relation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Plan:
       fetches: For each operation and each of its operands, how the operand is had.
       output_fetches: The same for each function output.
       exchanges: The exchanges, in an order consistent with the operations.
+      relations: For each tensor its versions: where the producer (or the function input) leaves it, then
+        what each of its exchanges delivers.
       cost: Objective value found, in the unit of ``objective``.
       lower_bound: Proven lower bound of the objective over the space searched (equal to cost: optimal).
       objective: ``"time"`` (seconds) or ``"bytes"``.
@@ -89,6 +91,7 @@ class Plan:
     fetches: tuple[tuple[Fetch, ...], ...]
     output_fetches: tuple[Fetch, ...]
     exchanges: tuple[PlannedExchange, ...]
+    relations: tuple[tuple[Relation, ...], ...]
     cost: float
     lower_bound: float
     objective: str

@@ -1,0 +1,173 @@
+#include "cpu/engine.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+namespace einsummable::cpu {
+namespace {
+
+constexpr double kDefaultTimeoutS = 60;
+constexpr auto kWatchInterval = std::chrono::milliseconds(50);
+// Failed launches that are remembered for calls that come late.
+constexpr size_t kMaxFailedRuns = 1024;
+
+std::atomic<Engine*> global{nullptr};
+std::mutex global_mutex;
+
+double TimeoutFromEnvironment() {
+  const char* text = std::getenv("EINSUMMABLE_JAX_EXCHANGE_TIMEOUT_S");
+  const double value = text == nullptr ? 0 : std::atof(text);
+  return value > 0 ? value : kDefaultTimeoutS;
+}
+
+// In a forked child the parent's threads do not exist and its locks may be held for ever.
+void ForgetInChild() {
+  global.store(nullptr);
+  new (&global_mutex) std::mutex;
+}
+
+}  // namespace
+
+Engine& Engine::Get() {
+  if (Engine* engine = global.load(std::memory_order_acquire)) return *engine;
+  std::lock_guard lock(global_mutex);
+  if (global.load() == nullptr) {
+    static const int registered = pthread_atfork(nullptr, nullptr, ForgetInChild);
+    static_cast<void>(registered);
+    global.store(new Engine, std::memory_order_release);
+  }
+  return *global.load();
+}
+
+Engine::Engine() : timeout_s_(TimeoutFromEnvironment()) { std::thread(&Engine::Watch, this).detach(); }
+
+void Engine::Call(std::shared_ptr<Exchange> exchange, int64_t run_id, int64_t rank, RankBuffers buffers,
+                  Finish finish) {
+  exchange->counters[rank]->calls.fetch_add(1, std::memory_order_relaxed);
+  if (!exchange->Participates(rank)) return finish(std::nullopt);
+  std::string error;
+  std::shared_ptr<Rendezvous> rendezvous = Find(exchange, run_id, rank, error);
+  if (rendezvous == nullptr) {
+    FailRun(run_id, error);
+    return finish(error);
+  }
+  rendezvous->Arrive(rank, std::move(buffers), std::move(finish));
+}
+
+std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+                                         std::string& error) {
+  const Key key = {run_id, exchange->id, exchange->instance};
+  std::lock_guard lock(mutex_);
+  for (const auto& [failed, message] : failed_runs_) {
+    if (failed == run_id) {
+      error = message;
+      return nullptr;
+    }
+  }
+  Occurrences& occurrences = exchanges_[key];
+  if (occurrences.next_of_rank.empty()) occurrences.next_of_rank.resize(exchange->program->num_devices);
+  if (!occurrences.open.empty() &&
+      occurrences.open.front()->exchange().program->encoding != exchange->program->encoding) {
+    error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): device rank " +
+            std::to_string(rank) + " runs another program under the same exchange id than the ranks before it";
+    return nullptr;
+  }
+  const int64_t number = occurrences.next_of_rank[rank]++;
+  try {
+    while (number >= occurrences.first + static_cast<int64_t>(occurrences.open.size())) Open(key, occurrences, exchange);
+  } catch (const std::bad_alloc&) {
+    error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): no memory for " +
+            std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch";
+    return nullptr;
+  }
+  return occurrences.open[number - occurrences.first];
+}
+
+std::shared_ptr<Rendezvous> Engine::Open(const Key& key, Occurrences& occurrences,
+                                         const std::shared_ptr<Exchange>& exchange) {
+  const int64_t number = occurrences.first + static_cast<int64_t>(occurrences.open.size());
+  auto rendezvous =
+      std::make_shared<Rendezvous>(exchange, arena_, pool_, [this, key, number] { Close(key, number); });
+  occurrences.open.push_back(rendezvous);
+  occurrences.closed.push_back(false);
+  if (!watching_) {
+    watching_ = true;
+    watch_.notify_one();
+  }
+  return rendezvous;
+}
+
+void Engine::Close(const Key& key, int64_t number) {
+  std::lock_guard lock(mutex_);
+  const auto entry = exchanges_.find(key);
+  if (entry == exchanges_.end()) return;  // the launch has failed meanwhile
+  Occurrences& occurrences = entry->second;
+  occurrences.closed[number - occurrences.first] = true;
+  while (!occurrences.open.empty() && occurrences.closed.front()) {
+    occurrences.open.pop_front();
+    occurrences.closed.erase(occurrences.closed.begin());
+    ++occurrences.first;
+  }
+  // All ranks have made equally many calls now, so counting may begin anew.
+  if (occurrences.open.empty()) exchanges_.erase(entry);
+}
+
+void Engine::FailRun(int64_t run_id, const std::string& error) {
+  std::vector<std::shared_ptr<Rendezvous>> open;
+  {
+    std::lock_guard lock(mutex_);
+    const bool known = std::any_of(failed_runs_.begin(), failed_runs_.end(),
+                                   [&](const auto& failed) { return failed.first == run_id; });
+    if (!known) failed_runs_.emplace_back(run_id, error);
+    if (failed_runs_.size() > kMaxFailedRuns) failed_runs_.pop_front();
+    auto entry = exchanges_.lower_bound(Key{run_id, INT64_MIN, INT64_MIN});
+    while (entry != exchanges_.end() && std::get<0>(entry->first) == run_id) {
+      open.insert(open.end(), entry->second.open.begin(), entry->second.open.end());
+      entry = exchanges_.erase(entry);
+    }
+  }
+  for (const auto& rendezvous : open) rendezvous->Fail(error);
+}
+
+int64_t Engine::num_open() {
+  std::lock_guard lock(mutex_);
+  int64_t count = 0;
+  for (const auto& [key, occurrences] : exchanges_) count += static_cast<int64_t>(occurrences.open.size());
+  return count;
+}
+
+void Engine::FailOverdue() {
+  std::vector<std::pair<int64_t, std::shared_ptr<Rendezvous>>> open;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, occurrences] : exchanges_) {
+      for (const auto& rendezvous : occurrences.open) open.emplace_back(std::get<0>(key), rendezvous);
+    }
+  }
+  const double timeout = timeout_s();
+  const int64_t deadline_ns = NowNs() - static_cast<int64_t>(timeout * 1e9);
+  for (const auto& [run_id, rendezvous] : open) {
+    if (const auto message = rendezvous->Overdue(deadline_ns, timeout)) FailRun(run_id, *message);
+  }
+}
+
+// Sleeps while nothing is open, so that an idle process stays idle.
+void Engine::Watch() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    watch_.wait(lock, [&] { return watching_; });
+    watch_.wait_for(lock, kWatchInterval);
+    lock.unlock();
+    FailOverdue();
+    pool_.Rescue();
+    const bool pending = pool_.num_pending() > 0;
+    lock.lock();
+    watching_ = pending || !exchanges_.empty();
+  }
+}
+
+}  // namespace einsummable::cpu

@@ -1,0 +1,70 @@
+// The engine of the process: finds the rendezvous that a call belongs to and watches over those that wait.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cpu/arena.h"
+#include "cpu/exchange.h"
+#include "cpu/pool.h"
+#include "cpu/rendezvous.h"
+
+namespace einsummable::cpu {
+
+class Engine {
+ public:
+  // The one engine. Never destroyed; a forked child gets a new one.
+  static Engine& Get();
+
+  // Runs `rank`'s part of `exchange` in launch `run_id`. Never waits: `finish` is called when the call is over.
+  void Call(std::shared_ptr<Exchange> exchange, int64_t run_id, int64_t rank, RankBuffers buffers, Finish finish);
+
+  // Ends every call of the launch that waits, and every later one, with `error`.
+  void FailRun(int64_t run_id, const std::string& error);
+
+  void set_timeout_s(double timeout_s) { timeout_s_.store(timeout_s); }
+  double timeout_s() const { return timeout_s_.load(); }
+
+  // Exchanges that some rank has entered and not every rank has left.
+  int64_t num_open();
+
+ private:
+  // Run id, exchange id, instruction.
+  using Key = std::tuple<int64_t, int64_t, int64_t>;
+
+  // The occurrences of one exchange in one launch, of which the closed ones at the front are forgotten.
+  struct Occurrences {
+    int64_t first = 0;  // number of the occurrence at the front
+    std::deque<std::shared_ptr<Rendezvous>> open;
+    std::vector<bool> closed;           // of those in `open`
+    std::vector<int64_t> next_of_rank;  // number of the occurrence that each rank's next call belongs to
+  };
+
+  Engine();
+  std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+                                   std::string& error);
+  std::shared_ptr<Rendezvous> Open(const Key& key, Occurrences& occurrences, const std::shared_ptr<Exchange>& exchange);
+  void Close(const Key& key, int64_t number);
+  void Watch();
+  void FailOverdue();
+
+  Pool pool_;
+  Arena arena_;
+  std::atomic<double> timeout_s_;
+  std::mutex mutex_;
+  std::map<Key, Occurrences> exchanges_;
+  std::deque<std::pair<int64_t, std::string>> failed_runs_;
+  std::condition_variable watch_;
+  bool watching_ = false;
+};
+
+}  // namespace einsummable::cpu

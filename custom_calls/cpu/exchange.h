@@ -1,0 +1,34 @@
+// One exchange instruction of an executable: its program and what identifies it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/program.h"
+#include "core/schedule.h"
+#include "cpu/counters.h"
+
+namespace einsummable::cpu {
+
+struct Exchange {
+  std::unique_ptr<const Program> program;
+  Schedule schedule;
+  int64_t id = 0;
+  std::string name;      // the operation that it serves, for messages
+  int64_t instance = 0;  // unique to the instruction when all ranks share it, otherwise 0
+  bool has_token = false;
+  std::vector<Counter*> counters;  // by rank
+  // Smoothed time that XLA's continuation of one rank runs in the thread that completes the rank.
+  std::atomic<int64_t> continuation_ns{0};
+
+  Exchange(std::unique_ptr<const Program> decoded, int64_t id, std::string name)
+      : program(std::move(decoded)), schedule(MakeSchedule(*program)), id(id), name(std::move(name)),
+        counters(CountersOf(id, program->num_devices)) {}
+
+  bool Participates(int64_t rank) const { return !schedule.moves_of_rank[rank].empty(); }
+};
+
+}  // namespace einsummable::cpu

@@ -1,0 +1,160 @@
+// The exchange as an XLA custom call: decodes the call frame, nothing else.
+//
+// Operands: rank (s32 scalar), [token], inputs. Results: [token], outputs. Attributes: program, exchange_id, name,
+// shared, token.
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "cpu/engine.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace einsummable::cpu {
+namespace {
+
+// What XLA keeps per instruction of an executable.
+struct InstructionState {
+  static ffi::TypeId id;
+  std::shared_ptr<Exchange> exchange;
+};
+
+ffi::TypeId InstructionState::id = XLA_FFI_UNKNOWN_TYPE_ID;
+
+ffi::ErrorOr<std::unique_ptr<InstructionState>> Instantiate(ffi::Span<const int64_t> encoding, int64_t exchange_id,
+                                                            std::string_view name, int64_t shared, int64_t token) {
+  static std::atomic<int64_t> instances{0};
+  auto decoded = Decode(encoding.begin(), encoding.size());
+  if (const auto* message = std::get_if<std::string>(&decoded)) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("exchange " + std::to_string(exchange_id) + " (" +
+                                                       std::string(name) + "): " + *message));
+  }
+  auto state = std::make_unique<InstructionState>();
+  state->exchange = std::make_shared<Exchange>(std::move(std::get<0>(decoded)), exchange_id, std::string(name));
+  state->exchange->instance = shared != 0 ? ++instances : 0;
+  state->exchange->has_token = token != 0;
+  return state;
+}
+
+// What is wrong with one buffer of a call, or nothing.
+std::optional<std::string> Mismatch(const char* kind, size_t index, const ffi::AnyBuffer& buffer, int64_t size,
+                                    const Program& program) {
+  const auto count = static_cast<int64_t>(buffer.element_count());
+  const auto dtype = static_cast<int64_t>(buffer.element_type());
+  if (count == size && dtype == static_cast<int64_t>(program.dtype)) return std::nullopt;
+  return std::string(kind) + " " + std::to_string(index) + " has " + std::to_string(count) + " elements of dtype code " +
+         std::to_string(dtype) + ", the program wants " + std::to_string(size) + " of dtype code " +
+         std::to_string(static_cast<int64_t>(program.dtype));
+}
+
+struct CallFrame {
+  ffi::RemainingArgs& args;
+  ffi::RemainingRets& rets;
+};
+
+// Collects the buffers of `rank`, or says which does not fit the program.
+std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const CallFrame& frame, RankBuffers& buffers) {
+  const Program& program = *exchange.program;
+  const auto& inputs = program.sizes[rank][static_cast<int>(Space::kInput)];
+  const auto& outputs = program.sizes[rank][static_cast<int>(Space::kOutput)];
+  const size_t token = exchange.has_token ? 1 : 0;
+  if (frame.args.size() != inputs.size() + token || frame.rets.size() != outputs.size() + token) {
+    return "got " + std::to_string(frame.args.size()) + " operands and " + std::to_string(frame.rets.size()) +
+           " results, the program wants " + std::to_string(inputs.size() + token) + " and " +
+           std::to_string(outputs.size() + token);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ffi::AnyBuffer buffer = frame.args.get<ffi::AnyBuffer>(i + token).value();
+    if (auto mismatch = Mismatch("input", i, buffer, inputs[i], program)) return mismatch;
+    buffers.inputs.push_back(static_cast<char*>(buffer.untyped_data()));
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const ffi::AnyBuffer buffer = *frame.rets.get<ffi::AnyBuffer>(i + token).value();
+    if (auto mismatch = Mismatch("output", i, buffer, outputs[i], program)) return mismatch;
+    buffers.outputs.push_back(static_cast<char*>(buffer.untyped_data()));
+  }
+  return std::nullopt;
+}
+
+// The token's value means nothing, but a result must not be left undefined where XLA did not alias it.
+void PassToken(const CallFrame& frame) {
+  const ffi::AnyBuffer from = frame.args.get<ffi::AnyBuffer>(0).value();
+  const ffi::AnyBuffer to = *frame.rets.get<ffi::AnyBuffer>(0).value();
+  if (from.untyped_data() == to.untyped_data() || from.size_bytes() != to.size_bytes()) return;
+  std::memcpy(to.untyped_data(), from.untyped_data(), to.size_bytes());
+}
+
+ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ffi::S32> rank_buffer,
+                    ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary) {
+  const std::shared_ptr<Exchange>& exchange = state->exchange;
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  const CallFrame frame = {args, rets};
+  const int64_t rank = *rank_buffer.typed_data();
+  RankBuffers buffers;
+  std::optional<std::string> problem;
+  if (rank < 0 || rank >= exchange->program->num_devices) {
+    problem = "rank is " + std::to_string(rank) + ", the program is for " +
+              std::to_string(exchange->program->num_devices) + " devices";
+  } else {
+    problem = Collect(*exchange, rank, frame, buffers);
+  }
+  if (problem) {
+    const std::string message = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + ") on device rank " +
+                                std::to_string(rank) + ": " + *problem;
+    Engine::Get().FailRun(run_id.run_id, message);
+    promise.SetError(ffi::Error::InvalidArgument(message));
+    return future;
+  }
+  if (exchange->has_token) PassToken(frame);
+  Engine::Get().Call(exchange, run_id.run_id, rank, std::move(buffers),
+                     [promise = std::move(promise)](const std::optional<std::string>& error) mutable {
+                       if (error) {
+                         promise.SetError(ffi::Error(ffi::ErrorCode::kDeadlineExceeded, *error));
+                       } else {
+                         promise.SetAvailable();
+                       }
+                     });
+  return future;
+}
+
+XLA_FFI_TypeInfo instruction_state_info = ffi::MakeTypeInfo<InstructionState>();
+
+}  // namespace
+}  // namespace einsummable::cpu
+
+#define EINSUMMABLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableExchangeInstantiate(XLA_FFI_CallFrame* frame) {
+  static const auto* handler = ffi::Ffi::BindInstantiate()
+                                   .Attr<ffi::Span<const int64_t>>("program")
+                                   .Attr<int64_t>("exchange_id")
+                                   .Attr<std::string_view>("name")
+                                   .Attr<int64_t>("shared")
+                                   .Attr<int64_t>("token")
+                                   .To(einsummable::cpu::Instantiate)
+                                   .release();
+  return handler->Call(frame);
+}
+
+EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableExchangeExecute(XLA_FFI_CallFrame* frame) {
+  static const auto* handler = ffi::Ffi::BindExecute()
+                                   .Ctx<ffi::State<einsummable::cpu::InstructionState>>()
+                                   .Ctx<ffi::RunId>()
+                                   .Arg<ffi::BufferR0<ffi::S32>>()
+                                   .RemainingArgs()
+                                   .RemainingRets()
+                                   .Attrs()
+                                   .To(einsummable::cpu::Execute)
+                                   .release();
+  return handler->Call(frame);
+}
+
+EINSUMMABLE_EXPORT void* EinsummableInstructionStateTypeId() { return &einsummable::cpu::InstructionState::id; }
+
+EINSUMMABLE_EXPORT void* EinsummableInstructionStateTypeInfo() { return &einsummable::cpu::instruction_state_info; }

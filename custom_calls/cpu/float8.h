@@ -1,0 +1,12 @@
+// The tables of the 8-bit float formats.
+#pragma once
+
+#include "core/program.h"
+#include "cpu/element.h"
+
+namespace einsummable::cpu {
+
+// The table of `dtype`, or null when it is no 8-bit float.
+const Float8* Float8Table(DType dtype);
+
+}  // namespace einsummable::cpu

@@ -1,0 +1,69 @@
+// The engine's threads. They copy, and they complete ranks, which runs what XLA does next on that rank.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace einsummable::cpu {
+
+// A divisible piece of work that several threads do together.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // Does one part that no thread has begun; false if there is none.
+  virtual bool RunPart() = 0;
+};
+
+class Pool {
+ public:
+  using Completion = std::function<void()>;
+
+  Pool();
+
+  int num_threads() const { return num_threads_; }
+
+  // Offers `work`, of `parts` parts, to the other threads, and does parts of it until none is left to begin.
+  void Share(std::shared_ptr<Work> work, int64_t parts);
+
+  // Runs the completions, in this thread while they are short and on the pool's threads otherwise.
+  // `typical_ns` is the smoothed run time of one, read and updated.
+  void Complete(std::vector<Completion> completions, std::shared_ptr<std::atomic<int64_t>> typical_ns);
+
+  // Starts one more thread if completions have waited for long: a completion may run code that blocks until
+  // another of them has run.
+  void Rescue();
+
+  // Completions that wait for a thread.
+  int64_t num_pending();
+
+ private:
+  struct Pending {
+    Completion run;
+    std::shared_ptr<std::atomic<int64_t>> typical_ns;
+    int64_t queued_ns = 0;
+  };
+
+  void Worker();
+  void Drain(bool until_empty);
+  bool Pop(Pending& pending);
+  void Wake(int64_t threads);
+  void Forget(const std::shared_ptr<Work>& work);  // with mutex_ held
+
+  int num_threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int64_t idle_ = 0;
+  std::deque<std::shared_ptr<Work>> work_;
+  std::deque<Pending> completions_;
+};
+
+int64_t NowNs();
+
+}  // namespace einsummable::cpu

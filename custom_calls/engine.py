@@ -1,0 +1,147 @@
+"""The engine of the platform: loading it, and its counters and settings."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+
+TARGET = "einsummable_exchange"
+
+_LIBRARY = "libeinsummable_cpu.so"
+_BUILD_COMMANDS = "`pip install -e .` or, in a checkout, `cmake -S . -B build && cmake --build build`"
+
+_lock = threading.Lock()
+_library: ctypes.CDLL | None = None
+_registered = False
+
+
+def library() -> ctypes.CDLL:
+    """The CPU engine's shared library, loaded once.
+
+    Raises:
+      ImportError: If it has not been built.
+    """
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _declare(ctypes.CDLL(str(_find())))
+        return _library
+
+
+def _find() -> Path:
+    import einsummable_jax.custom_calls as package
+
+    # An editable install has two places: the checkout, and the one in site-packages that holds what was built.
+    places = [Path(place) / "lib" / _LIBRARY for place in package.__path__]
+    for place in places:
+        if place.exists():
+            return place
+    raise ImportError(
+        f"the CPU engine {_LIBRARY} is not built: looked for {', '.join(map(str, places))}. Build it with "
+        + _BUILD_COMMANDS
+    )
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    int64_p = ctypes.POINTER(ctypes.c_int64)
+    signatures = {
+        "EinsummableValidate": (ctypes.c_int, [int64_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]),
+        "EinsummableCounters": (ctypes.c_int64, [int64_p, ctypes.c_int64]),
+        "EinsummableResetCounters": (None, []),
+        "EinsummableSetTimeout": (None, [ctypes.c_double]),
+        "EinsummableTimeout": (ctypes.c_double, []),
+        "EinsummableOpenExchanges": (ctypes.c_int64, []),
+        "EinsummableInstructionStateTypeId": (ctypes.c_void_p, []),
+        "EinsummableInstructionStateTypeInfo": (ctypes.c_void_p, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def register() -> None:
+    """Makes the exchange known to XLA, once per process.
+
+    Raises:
+      NotImplementedError: If JAX's default backend is not the CPU.
+      ImportError: If the engine has not been built.
+    """
+    global _registered
+    if _registered:
+        return
+    loaded = library()
+    jax.devices("cpu")  # a target with state can only be registered once the backend exists
+    with _lock:
+        if _registered:
+            return
+        capsule = jax.ffi.pycapsule
+        jax.ffi.register_ffi_type(
+            TARGET + "_state",
+            {
+                "type_id": capsule(loaded.EinsummableInstructionStateTypeId()),
+                "type_info": capsule(loaded.EinsummableInstructionStateTypeInfo()),
+            },
+            platform="cpu",
+        )
+        handlers = {
+            "instantiate": capsule(loaded.EinsummableExchangeInstantiate),
+            "execute": capsule(loaded.EinsummableExchangeExecute),
+        }
+        jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
+        _registered = True
+
+
+def counters() -> dict[tuple[int, int], tuple[int, int]]:
+    """What the engine has done since the last reset.
+
+    Returns:
+      For each exchange id and rank: how often the rank has called, and the bytes it has received, which is what
+      was read from other ranks' buffers into its own.
+    """
+    rows = np.zeros((0, 4), np.int64)
+    while True:
+        pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        count = library().EinsummableCounters(pointer, len(rows))
+        if count <= len(rows):
+            return {(int(e), int(r)): (int(calls), int(received)) for e, r, calls, received in rows[:count]}
+        rows = np.zeros((count, 4), np.int64)
+
+
+def reset_counters() -> None:
+    """Sets all counters to zero."""
+    library().EinsummableResetCounters()
+
+
+def set_exchange_timeout(timeout_s: float) -> None:
+    """Sets after how many seconds an exchange fails for which some device has not arrived.
+
+    The first value is that of the environment variable ``EINSUMMABLE_JAX_EXCHANGE_TIMEOUT_S``, or 60.
+    """
+    if not timeout_s > 0:
+        raise ValueError(f"the timeout must be positive, got {timeout_s}")
+    library().EinsummableSetTimeout(timeout_s)
+
+
+def exchange_timeout() -> float:
+    """Seconds after which an exchange fails for which some device has not arrived."""
+    return library().EinsummableTimeout()
+
+
+def open_exchanges() -> int:
+    """Number of exchanges that are under way: some device has arrived and not all moves are done."""
+    return library().EinsummableOpenExchanges()
+
+
+def validate(encoded: np.ndarray) -> str | None:
+    """What is wrong with an encoded program, as the engine sees it; None if it is sound."""
+    encoded = np.ascontiguousarray(encoded, np.int64)
+    message = ctypes.create_string_buffer(1024)
+    pointer = encoded.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+    if library().EinsummableValidate(pointer, encoded.size, message, len(message)) == 0:
+        return None
+    return message.value.decode()

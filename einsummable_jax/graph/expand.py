@@ -1,0 +1,66 @@
+"""Primitives that are written with others before they are planned, so that each part is cut on its own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+
+def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
+    stops = np.cumsum(np.asarray(sizes, int)).tolist()
+    return [
+        lax.slice_in_dim(x, stop - int(size), stop, axis=axis)
+        for size, stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def _unstack(x: jax.Array, *, axis: int) -> list[jax.Array]:
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+
+
+def _stack(*pieces: jax.Array, axis: int) -> list[jax.Array]:
+    shape = pieces[0].shape[:axis] + (1,) + pieces[0].shape[axis:]
+    dims = [d for d in range(len(shape)) if d != axis]
+    return [lax.concatenate([lax.broadcast_in_dim(x, shape, dims) for x in pieces], axis)]
+
+
+def _tile(x: jax.Array, *, reps: Sequence[int]) -> list[jax.Array]:
+    paired = [n for pair in zip(reps, x.shape, strict=True) for n in pair]
+    spread = lax.broadcast_in_dim(x, paired, range(1, 2 * x.ndim, 2))
+    return [lax.reshape(spread, [math.prod(pair) for pair in zip(reps, x.shape, strict=True)])]
+
+
+_EXPANSIONS: dict[str, Callable[..., list[jax.Array]]] = {
+    "split": _split,
+    "stack": _stack,
+    "tile": _tile,
+    "unstack": _unstack,
+}
+
+
+def expansion(name: str, params: Mapping[str, Any], inputs: Sequence[Any]) -> ClosedJaxpr | None:
+    """The jaxpr that computes primitive ``name`` with others; None where it is planned as it is.
+
+    Args:
+      name: Name of the primitive.
+      params: Its parameters.
+      inputs: An object with ``shape`` and ``dtype`` per operand.
+    """
+    if name not in _EXPANSIONS or not all(isinstance(a.dtype, np.dtype) for a in inputs):
+        return None
+    return _expanded(name, tuple(sorted(params.items())), tuple((a.shape, a.dtype) for a in inputs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _expanded(
+    name: str, params: tuple[tuple[str, Any], ...], inputs: tuple[tuple[tuple[int, ...], Any], ...]
+) -> ClosedJaxpr:
+    function = functools.partial(_EXPANSIONS[name], **dict(params))
+    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs))

@@ -1,0 +1,40 @@
+"""What the rules share: label names and the usual maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from einsummable_jax.graph.spec import ArrayMap, DimMap, Label, Role
+from einsummable_jax.layout import Monoid
+
+_LETTERS = "ijklmnopqrstuvwxyz"
+
+
+def dim_name(dim: int) -> str:
+    """Name of the label of result dimension ``dim``."""
+    return _LETTERS[dim] if dim < len(_LETTERS) else f"i{dim}"
+
+
+def pass_through(shape: Sequence[int], whole: Iterable[int] = ()) -> tuple[Label, ...]:
+    """One label per dimension of a result of ``shape``; those of the dimensions ``whole`` may not be cut."""
+    whole = set(whole)
+    return tuple(
+        Label(dim_name(d), n, Role.REPLICATED if d in whole else Role.PASS_THROUGH)
+        for d, n in enumerate(shape)
+    )
+
+
+def reduction(name: str, extent: int, monoid: Monoid | None) -> Label:
+    """A label that results lack; without a monoid it may not be cut."""
+    return Label(name, extent, Role.REPLICATED if monoid is None else Role.REDUCTION, monoid)
+
+
+def identity(shape: Sequence[int], labels: Sequence[int] | None = None) -> ArrayMap:
+    """Dimension ``d`` is label ``labels[d]`` (by default label ``d``)."""
+    positions = range(len(shape)) if labels is None else labels
+    return tuple(DimMap(n, ((label, 1),)) for n, label in zip(shape, positions, strict=True))
+
+
+def whole(shape: Sequence[int]) -> ArrayMap:
+    """Every kernel call takes the whole array."""
+    return tuple(DimMap(n) for n in shape)

@@ -1,0 +1,68 @@
+"""Contractions: dot_general."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from einsummable_jax.graph.rules._labels import identity, reduction
+from einsummable_jax.graph.rules.registry import OpContext, rule
+from einsummable_jax.graph.spec import JoinAggSpec, Label, LocalCall
+from einsummable_jax.layout import Monoid
+
+
+def numbered(stem: str, count: int) -> list[str]:
+    """``count`` label names: ``b``, ``b2``, ``b3``, ..."""
+    return [stem if i == 0 else f"{stem}{i + 1}" for i in range(count)]
+
+
+@rule("dot_general", roles="batch and free pass through; contracted dimensions are sum reductions")
+def _dot_general(context: OpContext) -> JoinAggSpec:
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = context.params["dimension_numbers"]
+    lhs, rhs = context.inputs
+    result = context.outputs[0]
+    lhs_free = [d for d in range(lhs.ndim) if d not in (*lhs_contract, *lhs_batch)]
+    rhs_free = [d for d in range(rhs.ndim) if d not in (*rhs_contract, *rhs_batch)]
+    monoid = Monoid.OR if result.dtype == np.bool_ else Monoid.SUM
+
+    names = numbered("b", len(lhs_batch)) + numbered("m", len(lhs_free)) + numbered("n", len(rhs_free))
+    labels = [Label(name, n) for name, n in zip(names, result.shape, strict=True)]
+    contracted = [lhs.shape[d] for d in lhs_contract]
+    labels += [
+        reduction(name, n, monoid) for name, n in zip(numbered("k", len(contracted)), contracted, strict=True)
+    ]
+    first = len(lhs_batch), len(lhs_batch) + len(lhs_free), result.ndim
+    lhs_labels = _positions(lhs.ndim, [(lhs_batch, 0), (lhs_free, first[0]), (lhs_contract, first[2])])
+    rhs_labels = _positions(rhs.ndim, [(rhs_batch, 0), (rhs_free, first[1]), (rhs_contract, first[2])])
+
+    def kernel(_: LocalCall, x: Any, y: Any) -> list[jax.Array]:
+        return [
+            lax.dot_general(
+                x,
+                y,
+                context.params["dimension_numbers"],
+                precision=context.params["precision"],
+                preferred_element_type=context.params["preferred_element_type"],
+            )
+        ]
+
+    return JoinAggSpec(
+        labels=tuple(labels),
+        operands=(identity(lhs.shape, lhs_labels), identity(rhs.shape, rhs_labels)),
+        results=(identity(result.shape),),
+        kernel=kernel,
+        # A multiplication and an addition per point of the iteration space.
+        flops=2.0 * result.size * float(np.prod(contracted, dtype=float)),
+    )
+
+
+def _positions(ndim: int, families: list[tuple[Any, int]]) -> list[int]:
+    """The label of each dimension, from ``(dimensions, label of the first of them)`` pairs."""
+    positions = [0] * ndim
+    for dims, first in families:
+        for offset, d in enumerate(dims):
+            positions[d] = first + offset
+    return positions

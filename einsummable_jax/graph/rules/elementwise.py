@@ -1,0 +1,156 @@
+"""Element-wise primitives: every label passes through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from einsummable_jax.graph.rules._labels import identity, pass_through
+from einsummable_jax.graph.rules.registry import Aval, OpContext, register, rule
+from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, LocalCall
+
+TRANSCENDENTAL_FLOPS = 8
+"""Operations per element of exp, log, tanh, ...: a polynomial with its range reduction."""
+
+
+def _operand_map(operand: Aval, result: Aval) -> ArrayMap:
+    """A scalar or an extent of 1 stands for every position of the result."""
+    return tuple(
+        DimMap(n, ((d, 1),)) if n == result.shape[d] else DimMap(n) for d, n in enumerate(operand.shape)
+    )
+
+
+def elementwise_spec(context: OpContext, flops_per_element: float) -> JoinAggSpec | None:
+    """One label per result dimension, carried by all operands and results."""
+    result = context.outputs[0]
+    if any(a.shape != result.shape for a in context.outputs):
+        return None
+    if any(a.ndim not in (0, result.ndim) for a in context.inputs):
+        return None
+
+    def kernel(_: LocalCall, *operands: Any) -> list[jax.Array]:
+        return context.bind(*operands)
+
+    return JoinAggSpec(
+        labels=pass_through(result.shape),
+        operands=tuple(_operand_map(a, result) for a in context.inputs),
+        results=tuple(identity(a.shape) for a in context.outputs),
+        kernel=kernel,
+        flops=flops_per_element * result.size,
+        elementwise=True,
+    )
+
+
+def elementwise(name: str, flops_per_element: float = 1) -> None:
+    """Register ``name`` as element-wise; operands may be scalars."""
+    register(name, lambda context: elementwise_spec(context, flops_per_element), "all pass through")
+
+
+# Arithmetic.
+elementwise("abs")
+elementwise("add")
+elementwise("add_any")
+elementwise("clamp")
+elementwise("div")
+elementwise("integer_pow", 2)
+elementwise("max")
+elementwise("min")
+elementwise("mul")
+elementwise("mulhi")
+elementwise("neg")
+elementwise("rem")
+elementwise("select_n")
+elementwise("sign")
+elementwise("square")
+elementwise("sub")
+
+# Rounding, types and parts of a number.
+elementwise("ceil")
+elementwise("complex")
+elementwise("conj")
+elementwise("convert_element_type")
+elementwise("copy", 0)
+elementwise("copy_p", 0)
+elementwise("floor")
+elementwise("imag", 0)
+elementwise("is_finite")
+elementwise("name", 0)
+elementwise("nextafter")
+elementwise("optimization_barrier", 0)
+elementwise("real", 0)
+elementwise("reduce_precision")
+elementwise("round")
+elementwise("stop_gradient", 0)
+
+# Comparisons.
+elementwise("eq")
+elementwise("eq_to")
+elementwise("ge")
+elementwise("gt")
+elementwise("le")
+elementwise("le_to")
+elementwise("lt")
+elementwise("lt_to")
+elementwise("ne")
+
+# Bits.
+elementwise("and")
+elementwise("clz")
+elementwise("not")
+elementwise("or")
+elementwise("population_count")
+elementwise("shift_left")
+elementwise("shift_right_arithmetic")
+elementwise("shift_right_logical")
+elementwise("xor")
+
+# Transcendental functions.
+elementwise("acos", TRANSCENDENTAL_FLOPS)
+elementwise("acosh", TRANSCENDENTAL_FLOPS)
+elementwise("asin", TRANSCENDENTAL_FLOPS)
+elementwise("asinh", TRANSCENDENTAL_FLOPS)
+elementwise("atan", TRANSCENDENTAL_FLOPS)
+elementwise("atan2", TRANSCENDENTAL_FLOPS)
+elementwise("atanh", TRANSCENDENTAL_FLOPS)
+elementwise("bessel_i0e", TRANSCENDENTAL_FLOPS)
+elementwise("bessel_i1e", TRANSCENDENTAL_FLOPS)
+elementwise("cbrt", TRANSCENDENTAL_FLOPS)
+elementwise("cos", TRANSCENDENTAL_FLOPS)
+elementwise("cosh", TRANSCENDENTAL_FLOPS)
+elementwise("digamma", TRANSCENDENTAL_FLOPS)
+elementwise("erf", TRANSCENDENTAL_FLOPS)
+elementwise("erf_inv", TRANSCENDENTAL_FLOPS)
+elementwise("erfc", TRANSCENDENTAL_FLOPS)
+elementwise("exp", TRANSCENDENTAL_FLOPS)
+elementwise("exp2", TRANSCENDENTAL_FLOPS)
+elementwise("expm1", TRANSCENDENTAL_FLOPS)
+elementwise("lgamma", TRANSCENDENTAL_FLOPS)
+elementwise("log", TRANSCENDENTAL_FLOPS)
+elementwise("log1p", TRANSCENDENTAL_FLOPS)
+elementwise("logistic", TRANSCENDENTAL_FLOPS)
+elementwise("pow", TRANSCENDENTAL_FLOPS)
+elementwise("rsqrt", TRANSCENDENTAL_FLOPS)
+elementwise("sin", TRANSCENDENTAL_FLOPS)
+elementwise("sinh", TRANSCENDENTAL_FLOPS)
+elementwise("sqrt", TRANSCENDENTAL_FLOPS)
+elementwise("tan", TRANSCENDENTAL_FLOPS)
+elementwise("tanh", TRANSCENDENTAL_FLOPS)
+
+# Iterated series: several dozen terms per element.
+SERIES_FLOPS = 100
+elementwise("igamma", SERIES_FLOPS)
+elementwise("igamma_grad_a", SERIES_FLOPS)
+elementwise("igammac", SERIES_FLOPS)
+elementwise("polygamma", SERIES_FLOPS)
+elementwise("random_gamma_grad", SERIES_FLOPS)
+elementwise("regularized_incomplete_beta", SERIES_FLOPS)
+elementwise("zeta", SERIES_FLOPS)
+
+# Twenty rounds of a counter-based generator.
+elementwise("threefry2x32", SERIES_FLOPS)
+
+
+@rule("bitcast_convert_type", roles="all pass through; no rule where the element size changes")
+def _bitcast_convert_type(context: OpContext) -> JoinAggSpec | None:
+    return elementwise_spec(context, 0) if context.inputs[0].shape == context.outputs[0].shape else None

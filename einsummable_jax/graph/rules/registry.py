@@ -1,0 +1,174 @@
+"""The registry of join-agg rules: from a primitive with its parameters and types to a spec."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall
+
+_PLAN_DECIDES = frozenset({"sharding", "out_sharding"})
+"""Parameters that rules must not look at: where a result lives is the plan's decision."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aval:
+    """Shape and dtype of an operand or result."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=object)) if self.shape else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OpContext:
+    """What a rule sees of an equation.
+
+    Attributes:
+      primitive: The JAX primitive.
+      params: The equation's parameters.
+      inputs: Shape and dtype of each operand.
+      outputs: Shape and dtype of each result.
+    """
+
+    primitive: Primitive
+    params: Mapping[str, Any]
+    inputs: tuple[Aval, ...]
+    outputs: tuple[Aval, ...]
+
+    def bind(self, *operands: Any, **changed: Any) -> list[jax.Array]:
+        """The primitive on ``operands``, with its own parameters except those ``changed``, as a list.
+
+        Parameters that ask for a sharding are dropped: kernels run on one device.
+        """
+        params = {k: None if k in _PLAN_DECIDES else v for k, v in self.params.items()} | changed
+        out = self.primitive.bind(*operands, **params)
+        return list(out) if self.primitive.multiple_results else [out]
+
+
+Rule = Callable[[OpContext], "JoinAggSpec | None"]
+"""A rule returns the spec, or None where it does not cover the parameters given."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Registration:
+    """A rule and what it says, in words, for the coverage table."""
+
+    rule: Rule
+    roles: str
+
+
+_RULES: dict[str, Registration] = {}
+
+
+def register(name: str, rule_function: Rule, roles: str) -> None:
+    """Make ``rule_function`` the rule of the primitive called ``name``; ``roles`` says what may be cut."""
+    if name in _RULES:
+        raise ValueError(f"primitive {name!r} has a rule already")
+    _RULES[name] = Registration(rule_function, roles)
+
+
+def rule(*names: str, roles: str) -> Callable[[Rule], Rule]:
+    """Decorator of :func:`register` for the primitives called ``names``."""
+
+    def decorate(rule_function: Rule) -> Rule:
+        for name in names:
+            register(name, rule_function, roles)
+        return rule_function
+
+    return decorate
+
+
+def coverage_table() -> list[tuple[str, str]]:
+    """Each primitive that has a rule with what its labels' roles are, sorted by name."""
+    return sorted((name, registration.roles) for name, registration in _RULES.items())
+
+
+def replicated_spec(context: OpContext) -> JoinAggSpec:
+    """The spec of a primitive without a rule: no labels, every device runs it whole."""
+
+    def kernel(_: LocalCall, *operands: Any) -> list[jax.Array]:
+        return context.bind(*operands)
+
+    def whole(avals: tuple[Aval, ...]) -> tuple[tuple[DimMap, ...], ...]:
+        return tuple(tuple(DimMap(n) for n in aval.shape) for aval in avals)
+
+    return JoinAggSpec((), whole(context.inputs), whole(context.outputs), kernel, has_rule=False)
+
+
+def spec_for(
+    primitive: Primitive, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> JoinAggSpec:
+    """The join-agg spec of one equation.
+
+    Args:
+      primitive: The JAX primitive.
+      params: The equation's parameters.
+      inputs: An object with ``shape`` and ``dtype`` per operand.
+      outputs: The same per result.
+
+    Returns:
+      The spec by the primitive's rule; :func:`replicated_spec` where there is none, where the rule does not
+      cover the parameters, and for types whose elements are no plain numbers (PRNG keys). Equal
+      equations share one spec object.
+    """
+    ins, outs = _avals(inputs), _avals(outputs)
+    registration = _RULES.get(primitive.name)
+    context = OpContext(primitive, params, ins, outs)
+    if registration is None or not all(isinstance(a.dtype, np.dtype) for a in (*ins, *outs)):
+        return replicated_spec(context)
+    try:
+        return _cached_spec(_Key(context, (primitive.name, _params_key(params), ins, outs)))
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        return registration.rule(context) or replicated_spec(context)
+
+
+@functools.lru_cache(maxsize=8192)
+def _cached_spec(key: _Key) -> JoinAggSpec:
+    return _RULES[key.context.primitive.name].rule(key.context) or replicated_spec(key.context)
+
+
+class _Key:
+    """A context that compares by what matters of it."""
+
+    __slots__ = ("context", "identity")
+
+    def __init__(self, context: OpContext, identity: Hashable):
+        self.context = context
+        self.identity = identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.identity == other.identity
+
+
+def _params_key(params: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    # Numbers go in by type and text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+    return tuple(
+        (name, type(value).__name__, repr(value)) if isinstance(value, int | float | complex) else (name, value)
+        for name, value in sorted(params.items())
+        if name not in _PLAN_DECIDES
+    )
+
+
+def _avals(values: Sequence[Any]) -> tuple[Aval, ...]:
+    return tuple(Aval(tuple(int(n) for n in v.shape), v.dtype) for v in values)

@@ -1,0 +1,265 @@
+"""From a jaxpr to a `Graph`: calls are inlined, and each equation gets its join-agg spec."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from einsummable_jax import _compat
+from einsummable_jax.graph.expand import expansion
+from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.rules import spec_for
+
+_BODY_PARAMETER = {
+    "call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "composite": "jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "remat_opt": "fwd_jaxpr",
+}
+"""Primitives that are calls, and the parameter that holds their body."""
+
+_CHECKPOINTS = frozenset({"checkpoint", "remat2"})
+_IDENTITIES = frozenset({"copy", "copy_p", "name", "sharding_constraint", "stop_gradient"})
+_SHARED_LITERAL_BYTES = 64
+
+_log = logging.getLogger(__name__)
+
+
+def build_graph(
+    closed_jaxpr: ClosedJaxpr,
+    input_names: Sequence[str] | None = None,
+    state: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """The graph of operations of ``closed_jaxpr``.
+
+    Calls (jit, custom_jvp, custom_vjp, checkpoint, ...) are inlined at any depth, identities are dropped, and
+    operations that no output needs are left out unless they have effects.
+
+    Args:
+      closed_jaxpr: What to plan. Constants of more than one element must be inputs.
+      input_names: How reports call each input, such as ``params['w']``.
+      state: Pairs ``(input position, output position)`` that must keep one layout.
+
+    Returns:
+      The graph; inputs and outputs are in the order of the jaxpr's.
+
+    Raises:
+      ValueError: A constant has more than one element, or names or state do not fit the jaxpr.
+      NotImplementedError: A value is no array (a mutable reference or a token).
+    """
+    jaxpr = closed_jaxpr.jaxpr
+    _check(closed_jaxpr, input_names, state)
+    builder = _Builder()
+    names = input_names or [f"arg{i}" for i in range(len(jaxpr.invars))]
+    inputs = [builder.tensor(v.aval, name) for v, name in zip(jaxpr.invars, names, strict=True)]
+    consts = [builder.literal(value) for value in closed_jaxpr.consts]
+    outputs = builder.inline(jaxpr, consts, inputs, _Site())
+    return builder.graph(inputs, outputs, state)
+
+
+def _check(
+    closed_jaxpr: ClosedJaxpr, input_names: Sequence[str] | None, state: Sequence[tuple[int, int]]
+) -> None:
+    jaxpr = closed_jaxpr.jaxpr
+    for value in closed_jaxpr.consts:
+        if np.size(value) > 1:
+            raise ValueError(
+                f"the jaxpr closes over a constant of shape {np.shape(value)}; constants of more than one "
+                "element must be inputs of the graph: hoist them with jax.closure_convert or pass them as arguments"
+            )
+    if input_names is not None and len(input_names) != len(jaxpr.invars):
+        raise ValueError(f"{len(input_names)} input names for {len(jaxpr.invars)} inputs")
+    for source, target in state:
+        if not (0 <= source < len(jaxpr.invars) and 0 <= target < len(jaxpr.outvars)):
+            raise ValueError(
+                f"state pair ({source}, {target}) is outside of {len(jaxpr.invars)} inputs and "
+                f"{len(jaxpr.outvars)} outputs"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a body is inlined: the name stack there, and the source line that stands for all of it, if any."""
+
+    name_stack: str = ""
+    source: str | None = None
+
+
+class _Builder:
+    """Tensors and operations found so far."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.effectful: set[int] = set()
+        self.literals: dict[int, Any] = {}
+        self._literal_numbers: dict[Any, int] = {}
+
+    def tensor(self, aval: Any, name: str) -> int:
+        """A new tensor of the type ``aval``."""
+        if not isinstance(aval, _compat.core.ShapedArray):
+            raise NotImplementedError(
+                f"{name!r} has type {aval}, which is no array; mutable references and tokens cannot be distributed: "
+                "keep them outside of the distributed function"
+            )
+        self.tensors.append(Tensor(tuple(aval.shape), aval.dtype, name))
+        return len(self.tensors) - 1
+
+    def literal(self, value: Any, aval: Any = None) -> int:
+        """The tensor that is the literal ``value`` (of the type ``aval``); equal small ones are one tensor."""
+        dtype = value.dtype if aval is None else aval.dtype
+        if isinstance(dtype, np.dtype):
+            value = np.asarray(value, dtype)
+        small = isinstance(value, np.ndarray) and value.nbytes <= _SHARED_LITERAL_BYTES
+        key = (value.shape, dtype, value.tobytes()) if small else id(value)
+        if key not in self._literal_numbers:
+            self.tensors.append(Tensor(tuple(value.shape), dtype, "literal"))
+            self._literal_numbers[key] = len(self.tensors) - 1
+            self.literals[len(self.tensors) - 1] = value
+        return self._literal_numbers[key]
+
+    def inline(self, jaxpr: Jaxpr, consts: Sequence[int], args: Sequence[int], site: _Site) -> list[int]:
+        """Add the operations of ``jaxpr`` applied to tensors; the tensors of its results."""
+        env: dict[Var, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Var | Literal) -> int:
+            return self.literal(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._equation(eqn, [read(atom) for atom in eqn.invars], site)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: JaxprEqn, operands: list[int], site: _Site) -> list[int]:
+        name = eqn.primitive.name
+        source = site.source or _source_line(eqn)
+        stack = _joined(site.name_stack, str(eqn.source_info.name_stack))
+        if name in _IDENTITIES:
+            if name == "sharding_constraint":
+                _warn_constraint_ignored()
+            return operands
+        if name == "optimization_barrier":
+            return [self._barrier(x, source, stack) for x in operands]
+        if name in _BODY_PARAMETER:
+            return self._call(eqn, operands, source, stack)
+        expanded = expansion(name, eqn.params, [self.tensors[x] for x in operands])
+        if expanded is not None:
+            consts = [self.literal(value) for value in expanded.consts]
+            return self.inline(expanded.jaxpr, consts, operands, _Site(stack, source))
+        return self._operation(eqn, operands, source, stack)
+
+    def _call(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
+        name, body = eqn.primitive.name, eqn.params[_BODY_PARAMETER[eqn.primitive.name]]
+        jaxpr, values = (body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())
+        if name in _CHECKPOINTS and eqn.params["differentiated"]:
+            # Without a barrier XLA would merge the recomputation with the computation it repeats.
+            prevent = eqn.params["prevent_cse"]
+            prevent = prevent if isinstance(prevent, tuple) else (prevent,) * len(operands)
+            operands = [
+                self._barrier(x, source, stack) if p else x for x, p in zip(operands, prevent, strict=True)
+            ]
+        inner = _joined(stack, str(eqn.params["name"]) if "name" in eqn.params else "")
+        site = _Site(inner, None if _is_user_code(jaxpr) else source)
+        return self.inline(jaxpr, [self.literal(v) for v in values], operands, site)
+
+    def _barrier(self, operand: int, source: str, stack: str) -> int:
+        if operand in self.literals:
+            return operand
+        tensor = self.tensors[operand]
+        primitive = _compat.optimization_barrier_p
+        spec = spec_for(primitive, {}, [tensor], [tensor])
+        self.tensors.append(dataclasses.replace(tensor, name=primitive.name))
+        result = len(self.tensors) - 1
+        self.operations.append(Operation(primitive.name, {}, spec, (operand,), (result,), source, stack))
+        return result
+
+    def _operation(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
+        name = eqn.primitive.name
+        results = [self.tensor(v.aval, name) for v in eqn.outvars]
+        spec = spec_for(
+            eqn.primitive, eqn.params, [self.tensors[x] for x in operands], [self.tensors[x] for x in results]
+        )
+        if eqn.effects:
+            self.effectful.add(len(self.operations))
+        self.operations.append(
+            Operation(name, eqn.params, spec, tuple(operands), tuple(results), source, stack)
+        )
+        return results
+
+    def graph(
+        self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]
+    ) -> Graph:
+        """The graph of what the outputs need, tensors renumbered without gaps."""
+        kept = list(self._needed(outputs))[::-1]
+        used = set(inputs) | set(outputs)
+        for operation in kept:
+            used.update(operation.operands, operation.results)
+        order = sorted(used)
+        number = {old: new for new, old in enumerate(order)}
+        renumber = lambda old: tuple(number[x] for x in old)  # noqa: E731
+        return Graph(
+            tensors=tuple(self.tensors[old] for old in order),
+            operations=tuple(
+                dataclasses.replace(op, operands=renumber(op.operands), results=renumber(op.results)) for op in kept
+            ),
+            inputs=renumber(inputs),
+            outputs=renumber(outputs),
+            literals={number[old]: value for old, value in self.literals.items() if old in number},
+            state=tuple(state),
+        )
+
+    def _needed(self, outputs: Sequence[int]) -> Iterator[Operation]:
+        """The operations that the outputs or an effect need, last first."""
+        needed = set(outputs)
+        for position in reversed(range(len(self.operations))):
+            operation = self.operations[position]
+            if position in self.effectful or not needed.isdisjoint(operation.results):
+                needed.update(operation.operands)
+                yield operation
+
+
+def _joined(outer: str, inner: str) -> str:
+    return f"{outer}/{inner}" if outer and inner else outer or inner
+
+
+def _source_line(eqn: JaxprEqn) -> str:
+    frame = _compat.source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def _is_user_code(jaxpr: Jaxpr) -> bool:
+    """Whether a body is a function of the user's.
+
+    Equations in bodies from JAX itself are named by the call: JAX traces such a body once, and its lines say where
+    it was called first.
+    """
+    origin = jaxpr.debug_info.func_src_info if jaxpr.debug_info else None
+    if not origin or " at " not in origin:
+        return True
+    file_name = origin.rsplit(" at ", 1)[1].rsplit(":", 1)[0]
+    return _compat.source_info_util.is_user_filename(file_name)
+
+
+@functools.cache
+def _warn_constraint_ignored() -> None:
+    _log.warning(
+        "with_sharding_constraint inside a distributed function is ignored: the plan decides where results live"
+    )
+

@@ -1,0 +1,219 @@
+"""From a decomposition per operation to a whole plan: the relations that result and the exchanges they ask for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.layout import Box, Demand, MeshLayout, Monoid, Relation
+from einsummable_jax.search.plan import Decomposition, Fetch, Plan, PlannedExchange
+
+Needs = tuple[tuple[Box, ...], ...]
+
+
+class PlanError(ValueError):
+    """A plan that does not compute its graph."""
+
+
+def map_boxes(array_map: ArrayMap, calls: Sequence[Box]) -> tuple[Box, ...]:
+    """The box of one operand or result for each iteration box of ``calls``."""
+    return tuple(Box(tuple(dim.interval(box) for dim in array_map)) for box in calls)
+
+
+def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
+    """For each device the distinct non-empty boxes of one operand that its kernel calls read, in call order."""
+    return tuple(
+        tuple(dict.fromkeys(box for box in map_boxes(array_map, calls) if not box.is_empty))
+        for calls in decomposition.calls
+    )
+
+
+def check_cover(spec: JoinAggSpec, decomposition: Decomposition) -> None:
+    """Raise `PlanError` unless the distinct kernel calls cover the iteration space exactly once, admissibly."""
+    distinct = sorted({box for calls in decomposition.calls for box in calls})
+    space = spec.space
+    if sum(box.volume for box in distinct) != space.volume or any(not space.contains(box) for box in distinct):
+        raise PlanError(f"kernel calls {decomposition.words!r} do not add up to the iteration space {space}")
+    for left, right in itertools.combinations(distinct, 2):
+        if left.intersect(right) is not None:
+            raise PlanError(f"kernel calls {left} and {right} of {decomposition.words!r} overlap")
+    for box in distinct:
+        if not spec.admits(box):
+            raise PlanError(f"kernel call {box} of {decomposition.words!r} cuts a label that may not be cut there")
+
+
+def _aggregation(spec: JoinAggSpec, decomposition: Decomposition) -> tuple[dict[Box, int], Monoid | None]:
+    """Number the distinct contributions, and name the monoid that aggregates them if there are several."""
+    parts = sorted({spec.reduction_part(box) for calls in decomposition.calls for box in calls})
+    numbers = {part: number for number, part in enumerate(parts)}
+    if len(parts) == 1:
+        return numbers, None
+    reductions = [label for label in spec.labels if label.role is Role.REDUCTION]
+    cut = [label for i, label in enumerate(reductions) if len({part.bounds[i] for part in parts}) > 1]
+    monoids = {label.monoid for label in cut}
+    if len(monoids) != 1:
+        raise PlanError(f"labels {[label.name for label in cut]} aggregate by different monoids")
+    return numbers, monoids.pop()
+
+
+def result_relations(
+    spec: JoinAggSpec, decomposition: Decomposition, shapes_dtypes: Sequence[tuple[tuple[int, ...], Any]]
+) -> tuple[Relation, ...]:
+    """The relation of each result of an operation run as ``decomposition``."""
+    numbers, monoid = _aggregation(spec, decomposition)
+    relations = []
+    for array_map, (shape, dtype) in zip(spec.results, shapes_dtypes, strict=True):
+        tiles = [
+            [
+                (box, numbers[spec.reduction_part(call)])
+                for call, box in zip(calls, map_boxes(array_map, calls), strict=True)
+            ]
+            for calls in decomposition.calls
+        ]
+        relations.append(Relation.from_device_tiles(shape, dtype, tiles, monoid))
+    return tuple(relations)
+
+
+def _without(box: Box, held: Iterable[Box]) -> list[Box]:
+    """The parts of ``box`` that no box of ``held`` has."""
+    rest = [box]
+    for other in held:
+        rest = [piece for part in rest for piece in part.subtract(other)]
+    return rest
+
+
+def is_covered(demand: Demand) -> bool:
+    """Whether the tiles hold every element that is needed (what an exchange delivered may be a part only)."""
+    boxes = list(dict.fromkeys(tile.box for tile in demand.source.tiles))
+    return not any(_without(need, boxes) for need in {box for needs in demand.needs for box in needs})
+
+
+def missing_elements(demand: Demand) -> int:
+    """How many elements devices must receive when every one fetches what it needs directly."""
+    source, total = demand.source, 0
+    parts = len({tile.part for tile in source.tiles})
+    for device, needs in enumerate(demand.needs):
+        held = [box for box, _ in source.tiles_of(device)]
+        for need in needs:
+            if source.partial is None:
+                total += sum(piece.volume for piece in _without(need, held))
+            else:
+                common = [need.intersect(box) for box in held]
+                total += parts * need.volume - sum(box.volume for box in common if box is not None)
+    return total
+
+
+class _Assembler:
+    """Walks the graph once, keeping for each tensor the versions (relations) that exist so far."""
+
+    def __init__(self, num_devices: int, graph: Graph) -> None:
+        self.num_devices = num_devices
+        self.graph = graph
+        self.versions: dict[int, list[Relation]] = {}
+        self.exchanges: list[PlannedExchange] = []
+        self._fetched: dict[tuple[int, Needs], Fetch] = {}
+        self._relations: dict[Any, tuple[Relation, ...]] = {}
+        self._needs: dict[Any, Needs] = {}
+        self._checked: set[Any] = set()
+
+    def produce(self, operation: Operation, decomposition: Decomposition) -> None:
+        spec = operation.spec
+        shapes = tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in operation.results)
+        # Specs are shared between equal equations, decompositions between the operations of a group.
+        key = (id(spec), id(decomposition), shapes)
+        if key not in self._relations:
+            check_cover(spec, decomposition)
+            self._relations[key] = result_relations(spec, decomposition, shapes)
+        for tensor, relation in zip(operation.results, self._relations[key], strict=True):
+            self.versions[tensor] = [relation]
+
+    def needs(self, operation: Operation, position: int, decomposition: Decomposition) -> Needs:
+        key = (operation.spec.operands[position], id(decomposition))
+        if key not in self._needs:
+            self._needs[key] = operand_needs(operation.spec.operands[position], decomposition)
+        return self._needs[key]
+
+    def fetch(self, tensor: int, needs: Needs, consumer: int | None) -> Fetch:
+        key = (tensor, needs)
+        if key not in self._fetched:
+            self._fetched[key] = self._find(tensor, needs, consumer)
+        return self._fetched[key]
+
+    def _find(self, tensor: int, needs: Needs, consumer: int | None) -> Fetch:
+        demands = [Demand(relation, needs) for relation in self.versions[tensor]]
+        for version, demand in enumerate(demands):
+            if demand.is_local:
+                return Fetch(version)
+        usable = [0, *(i for i in range(1, len(demands)) if is_covered(demands[i]))]
+        version = min(usable, key=lambda i: missing_elements(demands[i]))
+        delivers = len(demands)
+        self.versions[tensor].append(demands[version].delivered())
+        self.exchanges.append(
+            PlannedExchange(
+                tensor, version, delivers, demands[version], consumer, 0.0, (0,) * self.num_devices
+            )
+        )
+        return Fetch(delivers, len(self.exchanges) - 1)
+
+
+def assemble(
+    graph: Graph,
+    decompositions: Sequence[Decomposition],
+    inputs: Sequence[MeshLayout],
+    outputs: Sequence[MeshLayout],
+    *,
+    objective: str = "time",
+    cost: float = 0.0,
+    lower_bound: float = 0.0,
+    kernel_seconds: Sequence[float] | None = None,
+    statistics: dict[str, Any] | None = None,
+) -> Plan:
+    """Build the plan that runs each operation as its decomposition, with the exchanges this asks for.
+
+    A tensor needed in one layout several times is exchanged once; later needs are taken from whatever has
+    been delivered by then, at the fewest bytes. The exchanges' times and bytes are left at zero:
+    synthesis knows them.
+
+    Raises:
+      PlanError: If some operation's kernel calls do not cover its iteration space exactly once.
+    """
+    num_devices = len(decompositions[0].calls) if decompositions else inputs[0].num_devices
+    work = _Assembler(num_devices, graph)
+    for tensor in graph.literals:
+        value = graph.tensors[tensor]
+        work.versions[tensor] = [Relation.replicated(value.shape, value.dtype, num_devices)]
+    for tensor, layout in zip(graph.inputs, inputs, strict=True):
+        value = graph.tensors[tensor]
+        work.versions[tensor] = [layout.relation(value.shape, value.dtype)]
+    fetches = []
+    for index, (operation, decomposition) in enumerate(zip(graph.operations, decompositions, strict=True)):
+        fetches.append(
+            tuple(
+                work.fetch(tensor, work.needs(operation, position, decomposition), index)
+                for position, tensor in enumerate(operation.operands)
+            )
+        )
+        work.produce(operation, decomposition)
+    output_fetches = []
+    for tensor, layout in zip(graph.outputs, outputs, strict=True):
+        boxes = layout.device_boxes(graph.tensors[tensor].shape)
+        needs = tuple((box,) if not box.is_empty else () for box in boxes)
+        output_fetches.append(work.fetch(tensor, needs, None))
+    return Plan(
+        graph=graph,
+        num_devices=num_devices,
+        decompositions=tuple(decompositions),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        fetches=tuple(fetches),
+        output_fetches=tuple(output_fetches),
+        exchanges=tuple(work.exchanges),
+        relations=tuple(tuple(work.versions[tensor]) for tensor in range(len(graph.tensors))),
+        cost=cost,
+        lower_bound=lower_bound,
+        objective=objective,
+        kernel_seconds=tuple(kernel_seconds or [0.0] * len(decompositions)),
+        statistics=statistics or {},
+    )

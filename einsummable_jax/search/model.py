@@ -1,0 +1,382 @@
+"""From a graph to the energy whose minimum is the plan, and from a minimiser back to decompositions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
+from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.cost import exchange_table, kernel_seconds
+from einsummable_jax.search.energy import EnergyBuilder
+from einsummable_jax.search.groups import Group, make_groups
+from einsummable_jax.search.plan import Decomposition
+from einsummable_jax.search.tile_layouts import (
+    TileLayouts,
+    distinct_layouts,
+    merge_layouts,
+    touched_boxes,
+    touches_exactly,
+)
+from einsummable_jax.topology import Topology
+
+CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+"""Operations whose work the objective ``bytes`` always cuts among all devices."""
+FREE = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
+"""Operations that the compiler never runs on their own: views, or computed where they are read."""
+SPARSE_READS = frozenset({"gather", "dynamic_slice"})
+"""Operations that read no more of their first operand than they write."""
+TIE_BREAK = 1e-4
+"""Weight of preferences that must never decide against the objective, relative to a real cost."""
+BYTES_PER_SECOND_OF_TIME = 1.0
+"""How many bytes a second of modelled time counts under the objective ``bytes``: breaks ties only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """One use or the making of a tensor: for each state of a variable, which of the layouts.
+
+    Attributes:
+      variable: Number of the variable.
+      layouts: The distinct layouts.
+      index: The layout of each state.
+    """
+
+    variable: int
+    layouts: TileLayouts
+    index: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupVariable:
+    """The choice of one group's decomposition.
+
+    Attributes:
+      group: The group.
+      candidates: The decompositions to choose from.
+      seconds: Kernel time of each, floats ``[C]``.
+    """
+
+    group: Group
+    candidates: Candidates
+    seconds: np.ndarray
+
+
+class Model:
+    """The search problem of one graph: its variables and its energy.
+
+    Args:
+      graph: What is planned.
+      topology: The machine.
+      objective: ``"time"`` or ``"bytes"``.
+    """
+
+    def __init__(self, graph: Graph, topology: Topology, objective: str) -> None:
+        self.graph = graph
+        self.topology = topology
+        self.objective = objective
+        self.builder = EnergyBuilder()
+        self.group_variables: dict[int, GroupVariable] = {}
+        self.input_variables: list[int] = []
+        self.output_variables: list[int] = []
+        self._layouts_of: dict[int, list[MeshLayout]] = {}
+        self._made: dict[int, Endpoint] = {}
+        self._used: dict[int, list[Endpoint]] = {}
+        self._memo: dict[Any, Any] = {}
+        self._add_boundary()
+        for group in make_groups(graph):
+            self._add_group(group)
+        for tensor in range(len(graph.tensors)):
+            self._add_exchanges(tensor)
+        self.energy = self.builder.energy()
+
+    # ---- function inputs and outputs -------------------------------------------------------------
+
+    def _add_boundary(self) -> None:
+        first_use = {
+            tensor: index for index, op in reversed(list(enumerate(self.graph.operations))) for tensor in op.operands
+        }
+        for tensor in self.graph.inputs:
+            endpoint = self._mesh_endpoint(tensor, None, first_use.get(tensor, 0) - 0.5)
+            self.input_variables.append(endpoint.variable)
+            self._made[tensor] = endpoint
+        state = {output: self.input_variables[i] for i, output in self.graph.state}
+        for position, tensor in enumerate(self.graph.outputs):
+            endpoint = self._mesh_endpoint(tensor, state.get(position), len(self.graph.operations))
+            self.output_variables.append(endpoint.variable)
+            if tensor not in self.graph.literals:
+                self._used.setdefault(tensor, []).append(endpoint)
+
+    def _mesh_endpoint(self, tensor: int, variable: int | None, place: float) -> Endpoint:
+        """The layouts a function input or output may have; holding less is a tie-break."""
+        value = self.graph.tensors[tensor]
+        key = ("mesh", value.shape)
+        if key not in self._memo:
+            choices = list(mesh_layouts(value.shape, self.topology.num_devices))
+            boxes = np.array([[b.bounds for b in c.device_boxes(value.shape)] for c in choices], np.int64)
+            boxes = boxes.reshape(len(choices), self.topology.num_devices, len(value.shape), 2)
+            layouts, index = self._intern(value.shape, boxes, np.zeros(boxes.shape[:2], np.int64))
+            firsts = np.unique(index, return_index=True)[1]
+            self._memo[key] = [choices[i] for i in firsts], layouts, np.arange(len(firsts))
+        choices, layouts, index = self._memo[key]
+        if variable is None:
+            held_bytes = layouts.volumes.sum(axis=1) * value.dtype.itemsize
+            preference = self._price(TIE_BREAK * held_bytes / self.topology.memory_bandwidth)
+            variable = self.builder.variable(preference, place)
+            self._layouts_of[variable] = choices
+        elif self._layouts_of[variable] is not choices:
+            raise ValueError(f"state output {value.name!r} of shape {value.shape} differs in shape from its input")
+        return Endpoint(variable, layouts, index)
+
+    # ---- operations ------------------------------------------------------------------------------
+
+    def _add_group(self, group: Group) -> None:
+        candidates = self._candidates(group)
+        seconds = self._kernel_seconds(group, candidates)
+        uneven = np.where(candidates.is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
+        variable = self.builder.variable(self._price(seconds + uneven), group.members[0])
+        self.group_variables[variable] = GroupVariable(group, candidates, seconds)
+        for member in group.members:
+            operation = self.graph.operations[member]
+            for tensor, array_map in zip(operation.operands, operation.spec.operands, strict=True):
+                if tensor not in self.graph.literals:
+                    layouts, index = self._layouts(group, member, candidates, array_map, made=False)
+                    self._used.setdefault(tensor, []).append(Endpoint(variable, layouts, index))
+            for tensor, array_map in zip(operation.results, operation.spec.results, strict=True):
+                layouts, index = self._layouts(group, member, candidates, array_map, made=True)
+                self._made[tensor] = Endpoint(variable, layouts, index)
+
+    def _candidates(self, group: Group) -> Candidates:
+        """The candidates that every member admits."""
+        operations = [(m, self.graph.operations[m]) for m in group.members]
+        merged = {
+            group.array_map(m, array_map)
+            for m, op in operations
+            for array_map in (*op.spec.operands, *op.spec.results)
+            if any(len(dim_map.terms) > 1 for dim_map in array_map)
+        }
+        monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
+        balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
+        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced)
+        if key not in self._memo:
+            found = mesh_candidates(group.extents, group.cuttable, self.topology.num_devices)
+            keep = np.ones(len(found), bool)
+            for array_map in merged:
+                keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
+            for of_label in monoids:
+                keep &= _one_monoid(found, of_label)
+            if balanced:
+                keep &= found.distinct_calls == found.distinct_calls[keep].max()
+            self._memo[key] = found.take(keep)
+        return self._memo[key]
+
+    def _layouts(
+        self, group: Group, member: int, candidates: Candidates, array_map: ArrayMap, made: bool
+    ) -> tuple[TileLayouts, np.ndarray]:
+        """The layouts of one operand or result, over the candidates of its group."""
+        spec = self.graph.operations[member].spec
+        mapped = group.array_map(member, array_map)
+        reductions = _reduction_labels(group, member, spec) if made else ()
+        key = ("layouts", id(candidates), mapped, reductions)
+        if key not in self._memo:
+            boxes = touched_boxes(mapped, candidates.bounds)
+            parts = np.zeros(boxes.shape[:2], np.int64)
+            for label in reductions:
+                parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
+            contributions = np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
+            shape = tuple(dim_map.extent for dim_map in array_map)
+            self._memo[key] = self._intern(shape, boxes, parts, contributions)
+        return self._memo[key]
+
+    def _intern(
+        self,
+        shape: Sequence[int],
+        boxes: np.ndarray,
+        parts: np.ndarray,
+        contributions: np.ndarray | None = None,
+    ) -> tuple[TileLayouts, np.ndarray]:
+        if contributions is None:
+            contributions = np.ones(len(boxes), np.int64)
+        layouts, index = distinct_layouts(shape, boxes, parts, contributions)
+        return self._one_object(layouts), self.builder.interner.array(index)
+
+    def _one_object(self, layouts: TileLayouts) -> TileLayouts:
+        key = ("tiles", layouts.shape, layouts.boxes.shape, layouts.boxes.tobytes(), layouts.parts.tobytes())
+        return self._memo.setdefault(key, layouts)
+
+    def _kernel_seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
+        """Roofline time of the group as one fused kernel: what it makes for itself is never written."""
+        operations = [self.graph.operations[m] for m in group.members]
+        if all(op.primitive in FREE for op in operations):
+            return np.zeros(len(candidates))
+        sizes = np.diff(candidates.bounds, axis=-1)[..., 0].astype(np.float64)
+        share = np.prod(sizes / np.maximum(np.array(group.extents, np.float64), 1.0), axis=-1)
+        flops = sum(op.spec.flops for op in operations) * share
+        touched = np.zeros(share.shape)
+        for volume, itemsize in self._external_volumes(group, candidates):
+            touched += volume * itemsize
+        rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
+        return kernel_seconds(flops, touched, rate, 1, self.topology)
+
+    def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
+        """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""
+        graph, inside = self.graph, set(group.members)
+        made = {tensor for m in group.members for tensor in graph.operations[m].results}
+        found: dict[Any, tuple[np.ndarray, int]] = {}
+        for member in group.members:
+            op = graph.operations[member]
+            result_volume = self._volumes(group, member, candidates, op.spec.results[0]) if op.results else 0.0
+            for position, (tensor, array_map) in enumerate(zip(op.operands, op.spec.operands, strict=True)):
+                if tensor not in made and (key := (tensor, group.array_map(member, array_map))) not in found:
+                    volume = self._volumes(group, member, candidates, array_map)
+                    if position == 0 and op.primitive in SPARSE_READS:
+                        volume = np.minimum(volume, result_volume)
+                    found[key] = volume, graph.tensors[tensor].dtype.itemsize
+            for tensor, array_map in zip(op.results, op.spec.results, strict=True):
+                if self._leaves(tensor, inside):
+                    volume = self._volumes(group, member, candidates, array_map)
+                    found[tensor] = volume, graph.tensors[tensor].dtype.itemsize
+        return list(found.values())
+
+    def _volumes(self, group: Group, member: int, candidates: Candidates, array_map: ArrayMap) -> np.ndarray:
+        layouts, index = self._layouts(group, member, candidates, array_map, made=False)
+        return layouts.volumes[index]
+
+    def _leaves(self, tensor: int, inside: set[int]) -> bool:
+        """Whether a tensor is used outside the operations ``inside``."""
+        if "readers" not in self._memo:
+            readers: dict[int, set[int]] = {}
+            for index, op in enumerate(self.graph.operations):
+                for operand in op.operands:
+                    readers.setdefault(operand, set()).add(index)
+            self._memo["readers"] = readers, set(self.graph.outputs)
+        readers, outputs = self._memo["readers"]
+        return tensor in outputs or not readers.get(tensor, set()) <= inside
+
+    def _arithmetic_dtype(self, operations: Sequence[Operation]) -> object:
+        """The dtype whose rate applies: that of what the operation with most arithmetic reads."""
+        busiest = max(operations, key=lambda op: op.spec.flops)
+        tensor = (*busiest.operands, *busiest.results)[0]
+        return self.graph.tensors[tensor].dtype
+
+    # ---- exchanges -------------------------------------------------------------------------------
+
+    def _add_exchanges(self, tensor: int) -> None:
+        """Price the ways from the maker of a tensor to its users.
+
+        With several users an extra variable, the layout delivered, stands in between: an all-gather that
+        serves all of them is paid once.
+        """
+        made = self._made.get(tensor)
+        if made is None:
+            return
+        final = bool((made.layouts.contributions == 1).all())
+        users: dict[tuple[int, int, int], Endpoint] = {}
+        for use in self._used.get(tensor, ()):
+            aligned = use.layouts is made.layouts and use.index is made.index
+            if not (final and aligned and use.variable == made.variable):
+                users[use.variable, id(use.layouts), id(use.index)] = use
+        if len(users) > 1:
+            hub = self._delivered(made, list(users.values()))
+            self._couple(made, hub, tensor)
+            made = hub
+        for use in users.values():
+            self._couple(made, use, tensor)
+
+    def _delivered(self, made: Endpoint, users: Sequence[Endpoint]) -> Endpoint:
+        """The layout a tensor is delivered in: any that its maker leaves or one of its users needs."""
+        families = list({id(e.layouts): e.layouts for e in (made, *users)}.values())
+        key = ("delivered", *(id(f) for f in families))
+        if key not in self._memo:
+            self._memo[key] = self._one_object(merge_layouts(families))
+        layouts = self._memo[key]
+        place = self.builder.place(made.variable) + 0.25
+        variable = self.builder.variable(np.zeros(len(layouts)), place)
+        return Endpoint(variable, layouts, self.builder.interner.array(np.arange(len(layouts))))
+
+    def _couple(self, made: Endpoint, used: Endpoint, tensor: int) -> None:
+        itemsize = self.graph.tensors[tensor].dtype.itemsize
+        key = ("exchange", id(made.layouts), id(used.layouts), itemsize)
+        if key not in self._memo:
+            table = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
+            self._memo[key] = self._price(table.seconds, table.received_bytes)
+        self.builder.couple(made.variable, used.variable, self._memo[key], made.index, used.index)
+
+    def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
+        if self.objective == "time":
+            return seconds
+        return received_bytes + BYTES_PER_SECOND_OF_TIME * seconds
+
+    # ---- results ---------------------------------------------------------------------------------
+
+    def decompositions(self, states: Sequence[int]) -> list[Decomposition]:
+        """The decomposition of every operation under an assignment of the energy's variables."""
+        found: dict[int, Decomposition] = {}
+        shared: dict[Any, Decomposition] = {}
+        for variable, choice in self.group_variables.items():
+            group, state = choice.group, states[variable]
+            for member in group.members:
+                spec = self.graph.operations[member].spec
+                key = (id(choice.candidates), state, group.labels[member], tuple(x.name for x in spec.labels))
+                if key not in shared:
+                    shared[key] = _decomposition(group, member, choice.candidates, state, spec)
+                found[member] = shared[key]
+        return [found[index] for index in range(len(self.graph.operations))]
+
+    def kernel_seconds(self, states: Sequence[int]) -> list[float]:
+        """Modelled kernel time of every operation: a group's time stands at its first member."""
+        seconds = [0.0] * len(self.graph.operations)
+        for variable, choice in self.group_variables.items():
+            seconds[choice.group.members[0]] = float(choice.seconds[states[variable]])
+        return seconds
+
+    def boundary(self, states: Sequence[int]) -> tuple[list[MeshLayout], list[MeshLayout]]:
+        """The layouts of the function's inputs and outputs under an assignment."""
+        inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
+        return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
+
+
+def _reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:
+    pairs = zip(group.labels[member], spec.labels, strict=True)
+    return tuple(new for new, label in pairs if new is not None and label.role is Role.REDUCTION)
+
+
+def _monoids(group: Group, member: int, spec: JoinAggSpec) -> tuple[Any, ...]:
+    """The monoid of each of the group's labels in one member; None where it is not a reduction."""
+    found: list[Any] = [None] * len(group.extents)
+    for new, label in zip(group.labels[member], spec.labels, strict=True):
+        if new is not None and label.role is Role.REDUCTION:
+            found[new] = label.monoid
+    return tuple(found)
+
+
+def _one_monoid(candidates: Candidates, of_label: Sequence[Any]) -> np.ndarray:
+    """Whether all reduction labels that a candidate cuts aggregate by one monoid, booleans ``[C]``."""
+    kinds = {monoid for monoid in of_label if monoid is not None}
+    if len(kinds) < 2:
+        return np.ones(len(candidates), bool)
+    cuts = [
+        (candidates.parts[:, [i for i, m in enumerate(of_label) if m is kind]] > 1).any(axis=1) for kind in kinds
+    ]
+    return np.sum(cuts, axis=0) <= 1
+
+
+def _decomposition(
+    group: Group, member: int, candidates: Candidates, state: int, spec: JoinAggSpec
+) -> Decomposition:
+    calls = []
+    for box in candidates.boxes(state):
+        bounds = [
+            (0, label.extent) if new is None else box.bounds[new]
+            for new, label in zip(group.labels[member], spec.labels, strict=True)
+        ]
+        calls.append((Box(tuple(bounds)),))
+    names = list(group.names)
+    for new, label in zip(group.labels[member], spec.labels, strict=True):
+        if new is not None:
+            names[new] = label.name
+    return Decomposition(tuple(calls), candidates.words(state, names))

@@ -1,0 +1,4 @@
+"""The transformation itself: `distribute`, its stages, and its place among JAX's transformations."""
+
+from einsummable_jax.transform.distribute import Distributed as Distributed
+from einsummable_jax.transform.distribute import distribute as distribute

@@ -1,0 +1,211 @@
+"""Arguments as `jax.jit` takes them: static ones set apart, the others flattened and named by tree path."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The arguments of one call.
+
+    Attributes:
+      leaves: The dynamic arguments, flattened.
+      tree: The tree of ``(dynamic positional arguments, dynamic keyword arguments)``.
+      static: Static arguments as ``(position or name, value)``.
+      positional: Number of positional arguments, static ones included.
+    """
+
+    leaves: list[Any]
+    tree: Any
+    static: tuple[tuple[int | str, Hashable], ...]
+    positional: int
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """All but the leaves, hashable."""
+        return (self.tree, self.static, self.positional)
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's ``(args, kwargs)`` with its leaves replaced."""
+        dynamic, kwargs = jax.tree_util.tree_unflatten(self.tree, leaves)
+        static = dict(self.static)
+        rest = iter(dynamic)
+        args = tuple(static[i] if i in static else next(rest) for i in range(self.positional))
+        named = {name: value for name, value in static.items() if isinstance(name, str)}
+        return args, {**kwargs, **named}
+
+
+class Signature:
+    """How a function's arguments are told apart.
+
+    Args:
+      function: The function.
+      static_argnums: Positions of static arguments, negative ones from the end.
+      static_argnames: Names of static arguments.
+      donate_argnums: Positions of arguments whose buffers the results may take over.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        donate_argnums: int | Sequence[int] | None = None,
+    ) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.parameters = _positional_parameters(function)
+        numbers = {self._position(n, "static_argnums") for n in _as_tuple(static_argnums)}
+        names = set(_as_tuple(static_argnames))
+        numbers |= {i for i, name in enumerate(self.parameters) if name in names}
+        names |= {self.parameters[i] for i in numbers if i < len(self.parameters)}
+        self.static_numbers, self.static_names = frozenset(numbers), frozenset(names)
+        self.donated = frozenset(self._position(n, "donate_argnums") for n in _as_tuple(donate_argnums))
+        if both := self.donated & self.static_numbers:
+            raise ValueError(
+                f"distribute({self.name}): arguments {sorted(both)} are in both donate_argnums and "
+                "static_argnums; a static argument has no buffer to donate: drop it from one of the two"
+            )
+
+    def _position(self, number: int, option: str) -> int:
+        count = len(self.parameters)
+        if number >= 0:
+            return number
+        if number + count < 0:
+            raise ValueError(
+                f"distribute({self.name}): {option} {number} is out of range for {count} positional parameters"
+            )
+        return number + count
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Set static arguments apart and flatten the others."""
+        static: list[tuple[int | str, Hashable]] = []
+        if self.static_numbers or self.static_names:
+            static += [(i, args[i]) for i in sorted(self.static_numbers) if i < len(args)]
+            static += [(name, kwargs[name]) for name in sorted(kwargs) if name in self.static_names]
+            for where, value in static:
+                self._check_hashable(where, value)
+            args_left = tuple(arg for i, arg in enumerate(args) if i not in self.static_numbers)
+            kwargs = {name: value for name, value in kwargs.items() if name not in self.static_names}
+        else:
+            args_left = args
+        leaves, tree = jax.tree_util.tree_flatten((args_left, kwargs))
+        return Call(leaves, tree, tuple(static), len(args))
+
+    def _check_hashable(self, where: int | str, value: Any) -> None:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise ValueError(
+                f"distribute({self.name}): static argument {self._name(where)} of type "
+                f"{type(value).__name__} is not hashable; pass something hashable (a tuple for a list), "
+                "or let the argument be dynamic"
+            ) from error
+
+    def _name(self, where: int | str) -> str:
+        if isinstance(where, str):
+            return where
+        return self.parameters[where] if where < len(self.parameters) else f"args[{where}]"
+
+    def leaf_names(self, call: Call) -> tuple[str, ...]:
+        """The tree path of every leaf, such as ``params['layers'][0]['w']``."""
+        positions = [i for i in range(call.positional) if i not in self.static_numbers]
+        dummy = jax.tree_util.tree_unflatten(call.tree, [0] * len(call.leaves))
+        names = []
+        for (kind, which, *path), _ in jax.tree_util.tree_flatten_with_path(dummy)[0]:
+            root = self._name(positions[which.idx]) if kind.idx == 0 else which.key
+            names.append(root + jax.tree_util.keystr(tuple(path)))
+        return tuple(names)
+
+    def donated_leaves(self, call: Call) -> tuple[int, ...]:
+        """Numbers of the leaves of donated arguments."""
+        positions = [i for i in range(call.positional) if i not in self.static_numbers]
+        args, _ = jax.tree_util.tree_unflatten(call.tree, range(len(call.leaves)))
+        leaves: list[int] = []
+        for position, arg in zip(positions, args, strict=True):
+            if position in self.donated:
+                leaves += jax.tree_util.tree_leaves(arg)
+        return tuple(leaves)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, (int, str)) else tuple(value)
+
+
+def _positional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters, as far as the function tells."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
+def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a leaf as `jax.jit` sees it.
+
+    Raises:
+      TypeError: If the leaf is no array, scalar or `jax.ShapeDtypeStruct`.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    try:
+        aval = jax.typeof(leaf)
+        weak = getattr(aval, "weak_type", False)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+    except (TypeError, AttributeError) as error:
+        raise TypeError(
+            f"distribute({function}): argument {name} is of type {type(leaf).__name__}; expected an array or "
+            "a scalar. Remedy: convert it, or name it in static_argnums or static_argnames"
+        ) from error
+
+
+def state_pairs(call: Call, out_tree: Any, avals_out: Sequence[Any], avals_in: Sequence[Any]) -> list[tuple[int, int]]:
+    """Which results come back as arguments of the next call: pairs (leaf number, result number).
+
+    A positional argument that is a container is taken for state when a result of the function, or the whole
+    result, has its tree, shapes and dtypes; a bare array is not (an activation often has its argument's
+    shape). Arguments are matched in order, each with the first such result that is still free.
+    """
+    args, _ = jax.tree_util.tree_unflatten(call.tree, range(len(call.leaves)))
+    result = jax.tree_util.tree_unflatten(out_tree, range(out_tree.num_leaves))
+    candidates = [result]
+    if isinstance(result, (tuple, list)):
+        candidates += list(result)
+    elif isinstance(result, dict):
+        candidates += list(result.values())
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for arg in args:
+        leaves, tree = jax.tree_util.tree_flatten(arg)
+        if not leaves or jax.tree_util.treedef_is_leaf(tree):
+            continue
+        for candidate in candidates:
+            outs, out = jax.tree_util.tree_flatten(candidate)
+            if out != tree or used & set(outs):
+                continue
+            if all(_alike(avals_in[i], avals_out[o]) for i, o in zip(leaves, outs, strict=True)):
+                pairs += zip(leaves, outs, strict=True)
+                used |= set(outs)
+                break
+    return pairs
+
+
+def _alike(left: Any, right: Any) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype
+
+
+def nbytes(struct: Any) -> int:
+    """Size of an array of this shape and dtype in bytes."""
+    return int(np.prod(struct.shape, dtype=np.int64)) * struct.dtype.itemsize

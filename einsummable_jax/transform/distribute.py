@@ -1,0 +1,229 @@
+"""`distribute`: an ordinary JAX function on all devices."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from einsummable_jax._compat import core
+from einsummable_jax.search import Plan
+from einsummable_jax.topology import Topology, detect
+from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
+from einsummable_jax.transform.launch import Executable, in_place, place
+from einsummable_jax.transform.planner import Options, prepare
+from einsummable_jax.transform.primitive import CallSite, bind
+from einsummable_jax.transform.stages import Lowered, Traced
+
+_LARGE_BYTES = 1 << 20
+"""Arguments from this size on are worth a warning when every call moves them again."""
+
+_OBJECTIVES = ("time", "bytes")
+
+
+class Distributed:
+    """A function that runs on all devices, planned once per tree, shapes, dtypes and static values.
+
+    Made by :func:`distribute`. Calling it works like calling a `jax.jit` function; results are ordinary
+    `jax.Array` s in the plan's layout. Under `jax.jit`, `jax.grad`, `jax.vmap` and the like it becomes one
+    distributed call that is differentiated or batched and planned as a whole.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Signature, options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._signature = signature
+        self._options = options
+        self._lock = threading.RLock()
+        self._cache: dict[Any, Traced] = {}
+        self._transfers: dict[tuple[int, int], int] = {}
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<distribute({self._signature.name}) on {len(self._options.devices)} devices>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on all devices; under a JAX transformation, become part of what is traced."""
+        call = self._signature.call(args, kwargs)
+        if any([isinstance(leaf, core.Tracer) for leaf in call.leaves]):
+            return self._bind(call)
+        traced = self._traced(call)
+        if any([isinstance(value, core.Tracer) for value in traced.constants]):
+            return self._bind(call)
+        leaves = self._place(traced, call.leaves, warn=True)
+        results = traced.executable.run([*traced.placed_constants, *leaves])
+        return jax.tree_util.tree_unflatten(traced.out_tree, results)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments, which may be `jax.ShapeDtypeStruct` s; nothing runs."""
+        return self._traced(self._signature.call(args, kwargs)).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Plan and lower for these arguments, which may be `jax.ShapeDtypeStruct` s."""
+        return self._traced(self._signature.call(args, kwargs)).lower()
+
+    def place(self, *args: Any, **kwargs: Any) -> Any:
+        """Put arguments in the plan's layout, once, so that calls in a loop need not move them.
+
+        Returns:
+          The positional arguments as a tuple, in place; ``(args, kwargs)`` if keyword arguments were given.
+        """
+        call = self._signature.call(args, kwargs)
+        traced = self._traced(call)
+        args, named = call.arguments(self._place(traced, call.leaves, warn=False))
+        return (args, named) if kwargs else args
+
+    def _place(self, traced: Traced, leaves: Sequence[Any], *, warn: bool) -> list[Any]:
+        placed = list(leaves)
+        for number, (leaf, sharding) in enumerate(zip(leaves, traced.leaf_shardings, strict=True)):
+            if isinstance(leaf, jax.Array) and leaf.sharding is sharding:
+                continue
+            if not in_place(leaf, sharding):
+                placed[number] = place(leaf, sharding)
+                if warn:
+                    self._note_transfer(traced, number)
+        return placed
+
+    def _note_transfer(self, traced: Traced, number: int) -> None:
+        """Warn, once per argument, when a large argument is moved on call after call."""
+        struct, name = traced.call.leaves[number], traced.names[number]
+        key = (id(traced), number)
+        self._transfers[key] = self._transfers.get(key, 0) + 1
+        if self._transfers[key] == 2 and nbytes(struct) >= _LARGE_BYTES and name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"distribute({self._signature.name}): argument {name} ({nbytes(struct) / 2**20:.1f} MiB) has been "
+                "moved to the devices on more than one call. Remedy: place it once, before the loop, with "
+                f"`args = {self._signature.name}.place(*args)` on the distributed function",
+                stacklevel=4,
+            )
+
+    def _traced(self, call: Call) -> Traced:
+        """The planned function for a call's structure and shapes, from the cache if it is there."""
+        key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]))
+        found = self._cache.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            names = self._signature.leaf_names(call)
+            structs = [abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)]
+            # The same shapes may come in several guises (numpy, uncommitted, abstract).
+            canonical = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs))
+            found = self._cache.get(canonical)
+            if found is None:
+                found = self._trace(call, structs, names)
+                if any(isinstance(value, core.Tracer) for value in found.constants):
+                    return found
+                self._cache[canonical] = found
+            self._cache[key] = found
+            return found
+
+    def _trace(self, call: Call, structs: list[jax.ShapeDtypeStruct], names: tuple[str, ...]) -> Traced:
+        jaxpr, constants, out_tree = self._jaxpr(call, structs)
+        pairs = state_pairs(call, out_tree, jaxpr.out_avals, structs)
+        count = len(constants)
+        state = tuple((i + count, o) for i, o in pairs)
+        names_in = (*(f"constant {i}" for i in range(count)), *names)
+        lowerable = prepare(jaxpr, self._options, names_in, state)
+        donated = tuple(i + count for i in self._signature.donated_leaves(call))
+        abstract_call = Call(structs, call.tree, call.static, call.positional)
+        return Traced(
+            self._signature.name, abstract_call, names, out_tree, constants, Executable(lowerable, donated)
+        )
+
+    def _jaxpr(self, call: Call, structs: list[jax.ShapeDtypeStruct]) -> tuple[Any, tuple[Any, ...], Any]:
+        """Trace; the arrays that the function closes over become leading inputs."""
+        out_trees = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = call.arguments(leaves)
+            results, tree = jax.tree_util.tree_flatten(self._function(*args, **kwargs))
+            out_trees.append(tree)
+            return results
+
+        closed = jax.make_jaxpr(flat)(*structs)
+        constants = tuple(closed.consts)
+        return core.ClosedJaxpr(_with_constant_inputs(closed.jaxpr), ()), constants, out_trees[-1]
+
+    def _bind(self, call: Call) -> Any:
+        """Become part of the program that is being traced."""
+        names = self._signature.leaf_names(call)
+        structs = [abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)]
+        jaxpr, constants, out_tree = self._jaxpr(call, structs)
+        site = CallSite(self._signature.name, self._options)
+        labels = (*(f"constant {i}" for i in range(len(constants))), *names)
+        results = bind(jaxpr, site, *constants, *call.leaves, names=labels)
+        return jax.tree_util.tree_unflatten(out_tree, results)
+
+
+def _aval(leaf: Any) -> Any:
+    """A hashable stand-in for a leaf's shape and dtype, as cheap as can be for arrays."""
+    try:
+        return leaf.aval
+    except AttributeError:
+        pass
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return (leaf.shape, leaf.dtype, leaf.weak_type)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return (leaf.shape, leaf.dtype)
+    return type(leaf)
+
+
+def _with_constant_inputs(jaxpr: Any) -> Any:
+    from einsummable_jax._compat import pe
+
+    return pe.convert_constvars_jaxpr(jaxpr)
+
+
+def distribute(
+    function: Callable[..., Any],
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    topology: Topology | None = None,
+    cost: str = "time",
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+) -> Distributed:
+    """Run an ordinary JAX function on several devices, its parallel plan found by search.
+
+    The function needs no device assignments, sharding annotations or communication. Every operation is read
+    as a relational join followed by an aggregation; the decomposition of all operations together that takes
+    least modelled time is searched for, and run as one shard program per device joined by synthesised
+    exchanges (Einsummable, arXiv 2609.03905).
+
+    Args:
+      function: Any function that `jax.jit` takes.
+      devices: Devices to run on; all of the default backend if None.
+      topology: The machine to plan for; detected if None.
+      cost: What to minimise: ``"time"``, modelled seconds, or ``"bytes"``, the bytes exchanged.
+      static_argnums: Positions of arguments that are compile-time constants, as for `jax.jit`.
+      static_argnames: Names of such arguments.
+      donate_argnums: Positions of arguments whose buffers may be reused for results, as for `jax.jit`.
+
+    Returns:
+      A function called like ``function``. It also has ``plan``, ``lower`` and ``place``.
+
+    Raises:
+      TypeError: If ``function`` is not callable.
+      ValueError: If an option is out of range, or the topology is of another device count.
+    """
+    if not callable(function):
+        raise TypeError(f"distribute: expected a function, found {type(function).__name__}")
+    if cost not in _OBJECTIVES:
+        raise ValueError(f"distribute: cost is {cost!r}, expected one of {_OBJECTIVES}")
+    chosen = tuple(jax.devices() if devices is None else devices)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ValueError(f"distribute: devices must be distinct and at least one, found {list(chosen)}")
+    machine = detect(chosen) if topology is None else topology
+    if machine.num_devices != len(chosen):
+        raise ValueError(
+            f"distribute: topology {machine.name} is of {machine.num_devices} devices, but {len(chosen)} devices "
+            "are used; pass a topology of that many, or the devices to use"
+        )
+    signature = Signature(function, static_argnums, static_argnames, donate_argnums)
+    return Distributed(function, signature, Options(chosen, machine, cost))

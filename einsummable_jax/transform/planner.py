@@ -1,0 +1,80 @@
+"""From a jaxpr to something that can be lowered: graph, search and synthesis in one call, cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from einsummable_jax.exchange import ExchangeProgram, simulate_seconds, synthesise
+from einsummable_jax.graph import build_graph
+from einsummable_jax.lowering import Lowerable
+from einsummable_jax.search import Plan, search
+from einsummable_jax.topology import Topology
+
+logger = logging.getLogger("einsummable_jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a plan depends on beside the program.
+
+    Attributes:
+      devices: The device of each rank.
+      topology: The machine to plan for.
+      objective: ``"time"`` or ``"bytes"``.
+    """
+
+    devices: tuple[jax.Device, ...]
+    topology: Topology
+    objective: str
+
+
+def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[ExchangeProgram, ...]]:
+    """Synthesise the plan's exchanges, and enter their bytes and modelled times in the plan."""
+    programs = tuple(synthesise(exchange.demand, topology) for exchange in plan.exchanges)
+    exchanges = tuple(
+        dataclasses.replace(
+            exchange,
+            seconds=simulate_seconds(program, topology),
+            bytes_received=program.bytes_received,
+        )
+        for exchange, program in zip(plan.exchanges, programs, strict=True)
+    )
+    return dataclasses.replace(plan, exchanges=exchanges), programs
+
+
+@functools.lru_cache(maxsize=128)
+def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any = ()) -> Lowerable:
+    """Plan a closed jaxpr without constants.
+
+    Args:
+      jaxpr: The program.
+      options: Devices, machine, objective.
+      names: What reports call each input; may be empty.
+      state: Pairs (input, output) that must keep one layout.
+    """
+    began = time.perf_counter()
+    graph = build_graph(jaxpr, list(names) or None, state)
+    plan = search(graph, options.topology, options.objective)
+    searched = time.perf_counter()
+    plan, programs = with_exchanges(plan, options.topology)
+    ended = time.perf_counter()
+    statistics = {
+        **plan.statistics,
+        "graph_and_search_s": searched - began,
+        "synthesis_s": ended - searched,
+    }
+    if ended - began > 1:
+        logger.info(
+            "planned %d operations, %d exchanges in %.1f s",
+            len(graph.operations),
+            len(plan.exchanges),
+            ended - began,
+        )
+    return Lowerable(dataclasses.replace(plan, statistics=statistics), programs, options.devices)

@@ -1,0 +1,247 @@
+"""The call primitive behind `distribute`: how a distributed function takes part in JAX's transformations.
+
+A distributed call carries its jaxpr. Differentiating or batching it transforms that jaxpr and makes
+distributed calls of the results, each planned for itself when it is lowered or run: the mechanism of
+`jax.jit`'s own call primitive, so whatever nests in `jit` nests here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from einsummable_jax._compat import ad, batching, core, linear_util, mlir, pe, remat
+from einsummable_jax.lowering import refined_mesh
+from einsummable_jax.transform.planner import Options, prepare
+
+distributed_call_p = core.Primitive("distributed_call")
+distributed_call_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSite:
+    """What a call carries beside its jaxpr, unchanged by transformations.
+
+    Attributes:
+      name: The function's name.
+      options: Devices, machine and objective.
+    """
+
+    name: str
+    options: Options
+
+
+@functools.lru_cache(maxsize=64)
+def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
+    """A jaxpr that does nothing but name the devices.
+
+    `jit` learns which devices a program needs from the shardings inside it, looking into the jaxprs among
+    the parameters. The `shard_map` appears at lowering only, too late for that.
+    """
+    sharding = NamedSharding(refined_mesh(devices), PartitionSpec())
+    return jax.make_jaxpr(lambda: jax.lax.with_sharding_constraint(jax.numpy.zeros(()), sharding))()
+
+
+def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
+    """Call ``jaxpr`` distributed; arrays it closes over become leading arguments."""
+    if jaxpr.consts:
+        args = (*jaxpr.consts, *args)
+        jaxpr = _without_constants(jaxpr)
+        labels = {}
+    return distributed_call_p.bind(
+        *args,
+        jaxpr=jaxpr,
+        site=site,
+        names=labels.get("names", ()),
+        state=labels.get("state", ()),
+        marker=_device_marker(site.options.devices),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _without_constants(jaxpr: Any) -> Any:
+    return core.ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ())
+
+
+@functools.partial(distributed_call_p.def_effectful_abstract_eval)
+def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
+    return jaxpr.out_avals, core.no_effects
+
+
+@distributed_call_p.def_impl
+def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, marker: Any) -> Any:
+    from einsummable_jax.transform.launch import executable
+
+    return executable(prepare(jaxpr, site.options, names, state)).place_and_run(args)
+
+
+def _lower(ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, marker: Any) -> Any:
+    function = prepare(jaxpr, site.options, names, state).function()
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+
+# Not cached: each lowering numbers its exchanges anew, so that two calls in one program never mix up.
+mlir.register_lowering(distributed_call_p, _lower, cacheable=False)
+
+
+def _nonzero(flags: Sequence[bool], values: Sequence[Any]) -> list[Any]:
+    return [value for flag, value in zip(flags, values, strict=True) if flag]
+
+
+def _spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """``values`` at the places where ``flags`` holds, symbolic zeros at the others."""
+    rest = iter(values)
+    return [
+        next(rest) if flag else ad.Zero(aval.to_tangent_aval()) for flag, aval in zip(flags, avals, strict=True)
+    ]
+
+
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+    nonzero = [type(tangent) is not ad.Zero for tangent in tangents]
+    jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
+    outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents))
+    count = len(jaxpr.out_avals)
+    return outs[:count], _spread(nonzero_out, outs[count:], jaxpr.out_avals)
+
+
+ad.primitive_jvps[distributed_call_p] = _jvp
+
+
+def _linearize(is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+    primal, count, nonzero_out, forwarded, tangent = ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
+    outs = bind(primal, site, *primals)
+    made = iter(outs[len(outs) - count :])
+    known = [*jaxpr.consts, *primals]
+    residuals = [next(made) if source is None else known[source] for source in forwarded]
+
+    def tangent_function(residuals: Any, *tangents: Any) -> list[Any]:
+        tangent_outs = bind(tangent, site, *residuals, *_nonzero(nonzero, tangents))
+        return _spread(nonzero_out, tangent_outs, jaxpr.out_avals)
+
+    return outs[: len(outs) - count], nonzero_out, residuals, tangent_function
+
+
+ad.primitive_linearizations[distributed_call_p] = _linearize
+
+
+def _transpose(cotangents: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any) -> None:
+    values, specs = ad.project_accums(args)
+    flat, in_tree = jax.tree_util.tree_flatten((values, cotangents))
+    transposed, out_tree = _transpose_jaxpr(jaxpr, in_tree, tuple(core.typeof(x) for x in flat), specs)
+    outs = jax.tree_util.tree_unflatten(out_tree, bind(transposed, site, *flat))
+    for arg, cotangent in zip(args, outs, strict=True):
+        if isinstance(arg, ad.ValAccum):
+            arg.accum(cotangent)
+
+
+@functools.lru_cache(maxsize=256)
+def _transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Any, specs: Any) -> tuple[Any, Any]:
+    """The jaxpr from residuals and cotangents of the results to cotangents of the linear arguments."""
+    out_trees = []
+
+    def transposed(*flat: Any) -> list[Any]:
+        values, cotangents = jax.tree_util.tree_unflatten(in_tree, flat)
+        args = ad.unproject_accums(specs, values)
+        ad.backward_pass3(jaxpr.jaxpr, False, jaxpr.consts, args, cotangents)
+        outs = [arg.freeze() if isinstance(arg, ad.ValAccum) else None for arg in args]
+        leaves, tree = jax.tree_util.tree_flatten(outs)
+        out_trees.append(tree)
+        return leaves
+
+    info = jaxpr.jaxpr.debug_info.with_unknown_names()
+    traced, _, consts = pe.trace_to_jaxpr_dynamic(linear_util.wrap_init(transposed, debug_info=info), in_avals)
+    return core.ClosedJaxpr(traced, consts), out_trees[-1]
+
+
+ad.fancy_transposes[distributed_call_p] = _transpose
+
+
+def _batch(axis: Any, values: Any, dims: Any, *, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+    batched, dims_out = batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
+    return bind(batched, site, *values), dims_out
+
+
+batching.fancy_primitive_batchers[distributed_call_p] = _batch
+
+
+def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+    """Split the call in the part that depends on known arguments only and the rest, linked by residuals."""
+    unknown = [not tracer.pval.is_known() for tracer in tracers]
+    known_jaxpr, unknown_jaxpr, unknown_out, residual_avals = pe.partial_eval_jaxpr_nounits(
+        jaxpr, unknown, instantiate=False
+    )
+    known_values = [tracer.pval.get_known() for tracer in tracers if tracer.pval.is_known()]
+    outs = bind(known_jaxpr, site, *known_values)
+    count = len(outs) - len(residual_avals)
+    residuals = [trace.new_instantiated_const(value) for value in outs[count:]]
+    arguments = [*residuals, *(tracer for tracer in tracers if not tracer.pval.is_known())]
+    with core.set_current_trace(trace.parent_trace):
+        marker = _device_marker(site.options.devices)
+    results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
+    if unknown_jaxpr.consts:
+        arguments = [*map(trace.new_instantiated_const, unknown_jaxpr.consts), *arguments]
+        unknown_jaxpr = _without_constants(unknown_jaxpr)
+    params = {"jaxpr": unknown_jaxpr, "site": site, "names": (), "state": (), "marker": marker}
+    recipe = pe.new_eqn_recipe(
+        trace, arguments, results, distributed_call_p, params, core.no_effects, _source_info()
+    )
+    for result in results:
+        result.recipe = recipe
+    known_out, unknown_results = iter(outs[:count]), iter(results)
+    return [next(unknown_results) if flag else next(known_out) for flag in unknown_out]
+
+
+def _source_info() -> Any:
+    from einsummable_jax._compat import source_info_util
+
+    return source_info_util.current()
+
+
+pe.custom_partial_eval_rules[distributed_call_p] = _partial_eval
+
+
+def _forget_labels(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    known, staged = args[-2:]
+    return {**known, "names": (), "state": ()}, {**staged, "names": (), "state": ()}
+
+
+pe.partial_eval_jaxpr_custom_rules[distributed_call_p] = functools.partial(
+    pe.closed_call_partial_eval_custom_rule, "jaxpr", _forget_labels
+)
+
+
+def _remat(policy: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any) -> tuple[list[Any], Callable[..., Any]]:
+    forward, again, count = remat.remat_jaxpr(jaxpr, policy)
+    outs = bind(forward, site, *args)
+    split = len(outs) - count
+    return outs[:split], functools.partial(bind, again, site, *outs[split:])
+
+
+remat.rules[distributed_call_p] = _remat
+
+
+def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    jaxpr = eqn.params["jaxpr"]
+    pruned, used_inputs = _dce_jaxpr(jaxpr, tuple(used))
+    params = {**eqn.params, "jaxpr": pruned}
+    if not all(used) or not all(used_inputs):
+        params |= {"names": (), "state": ()}
+    outvars = _nonzero(used, eqn.outvars)
+    invars = _nonzero(used_inputs, eqn.invars)
+    return used_inputs, eqn.replace(invars=invars, outvars=outvars, params=params)
+
+
+@functools.lru_cache(maxsize=256)
+def _dce_jaxpr(jaxpr: Any, used: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+    pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used)
+    return core.ClosedJaxpr(pruned, jaxpr.consts), used_inputs
+
+
+pe.dce_rules[distributed_call_p] = _dce

@@ -1,0 +1,163 @@
+"""What `.lower()` and `.compile()` of a distributed function return, after `jax.stages`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from einsummable_jax.lowering import DeviceProgram
+from einsummable_jax.search import Plan
+from einsummable_jax.transform.arguments import Call
+from einsummable_jax.transform.launch import Executable, launch, place
+
+
+class _DevicePrograms(Sequence[DeviceProgram]):
+    """Each device's program, made when looked at."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._lowerable = executable.lowerable
+
+    def __len__(self) -> int:
+        return len(self._lowerable.devices)
+
+    def __getitem__(self, device: Any) -> Any:
+        if isinstance(device, slice):
+            return [self[i] for i in range(*device.indices(len(self)))]
+        number = device + len(self) if device < 0 else device
+        if not 0 <= number < len(self):
+            raise IndexError(f"device {device} of {len(self)}")
+        return self._lowerable.device_program(number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """Everything known of a distributed function for one signature.
+
+    Attributes:
+      name: The function's name.
+      call: The call it was made from, with abstract leaves.
+      names: Tree path of every leaf.
+      out_tree: Tree of the results.
+      constants: Arrays the function closes over; they come before the leaves.
+      executable: The planned program.
+    """
+
+    name: str
+    call: Call
+    names: tuple[str, ...]
+    out_tree: Any
+    constants: tuple[Any, ...]
+    executable: Executable
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.executable.lowerable.plan
+
+    @functools.cached_property
+    def placed_constants(self) -> list[jax.Array]:
+        """The constants in the plan's layout."""
+        return [place(value, s) for value, s in zip(self.constants, self.executable.in_shardings, strict=False)]
+
+    @property
+    def leaf_shardings(self) -> tuple[Any, ...]:
+        """Sharding of every leaf of the arguments."""
+        return self.executable.in_shardings[len(self.constants) :]
+
+    def lower(self) -> Lowered:
+        """Lower to StableHLO."""
+        return Lowered(self, self.executable.jitted.lower(*self.executable.structs()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A distributed function lowered for given argument shapes.
+
+    Attributes:
+      traced: The planned function.
+      jax_lowered: JAX's own lowered stage of the flat program.
+    """
+
+    traced: Traced
+    jax_lowered: Any
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was lowered."""
+        return self.traced.plan
+
+    @property
+    def shard_programs(self) -> Sequence[DeviceProgram]:
+        """``shard_programs[r]``: what device ``r`` runs, as a jaxpr of its own with its exchanges."""
+        return _DevicePrograms(self.traced.executable)
+
+    def as_text(self, dialect: str | None = None) -> str:
+        """The lowered program as text."""
+        return self.jax_lowered.as_text(dialect)
+
+    def compile(self) -> Compiled:
+        """Compile for the plan's devices."""
+        return Compiled(self.traced, self.jax_lowered.compile())
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled distributed function; call it with arguments of the shapes it was lowered for.
+
+    Attributes:
+      traced: The planned function.
+      jax_compiled: JAX's own compiled stage of the flat program.
+    """
+
+    traced: Traced
+    jax_compiled: Any
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was compiled."""
+        return self.traced.plan
+
+    @property
+    def input_shardings(self) -> tuple[Any, Any]:
+        """The shardings of ``(args, kwargs)`` as trees."""
+        return jax.tree_util.tree_unflatten(self.traced.call.tree, self.traced.leaf_shardings)
+
+    @property
+    def output_shardings(self) -> Any:
+        """The shardings of the results as a tree."""
+        shardings = self.traced.executable.lowerable.out_shardings
+        return jax.tree_util.tree_unflatten(self.traced.out_tree, shardings)
+
+    def as_text(self) -> str:
+        """The compiled HLO."""
+        return self.jax_compiled.as_text()
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the memory of one device."""
+        return self.jax_compiled.memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        """XLA's account of the work of one device."""
+        return self.jax_compiled.cost_analysis()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run with dynamic arguments only, as a `jax.stages.Compiled` does."""
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        traced = self.traced
+        if tree != traced.call.tree:
+            raise TypeError(f"compiled {traced.name} expects arguments of tree {traced.call.tree}, found {tree}")
+        for leaf, struct, name in zip(leaves, traced.call.leaves, traced.names, strict=True):
+            found = jax.typeof(leaf)
+            if (found.shape, found.dtype) != (struct.shape, struct.dtype):
+                raise TypeError(
+                    f"compiled {traced.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled for "
+                    f"{struct.dtype}{list(struct.shape)}; call the distributed function itself to plan anew"
+                )
+        placed = [place(x, s) for x, s in zip(leaves, traced.leaf_shardings, strict=True)]
+        return jax.tree_util.tree_unflatten(
+            traced.out_tree, launch(self.jax_compiled, [*traced.placed_constants, *placed])
+        )

@@ -1,0 +1,1 @@
+"""Models written as an ordinary JAX user would, without a word about devices."""

@@ -1,0 +1,87 @@
+"""The workloads of the LLaMA-block experiment: what is run, on arguments of which shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.models import llama
+from experiments.models.llama import Constrain, LlamaConfig, identity
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One LLaMA block on ``batch`` sequences of ``tokens`` new tokens each.
+
+    Attributes:
+      batch: Number of sequences.
+      tokens: New tokens per sequence.
+      cache_tokens: Length of the key/value cache when this is a decoding step (then ``tokens`` is 1),
+        otherwise None: a causal forward pass without a cache.
+    """
+
+    batch: int
+    tokens: int
+    cache_tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``batch x tokens``, with the cache length for a decoding step."""
+        cache = f" cache {self.cache_tokens}" if self.cache_tokens else ""
+        return f"{self.batch}x{self.tokens}{cache}"
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether this is a decoding step."""
+        return self.cache_tokens is not None
+
+    def scaled(self, factor: int) -> Workload:
+        """The same with ``factor`` times the tokens: longer sequences, or a longer cache when decoding."""
+        if self.cache_tokens is not None:
+            return dataclasses.replace(self, cache_tokens=self.cache_tokens * factor)
+        return dataclasses.replace(self, tokens=self.tokens * factor)
+
+
+WORKLOADS = {
+    "1x512": Workload(1, 512),
+    "4x128": Workload(4, 128),
+    "16x32": Workload(16, 32),
+    "64x8": Workload(64, 8),
+    "decode": Workload(64, 1, cache_tokens=256),
+}
+
+MEASURED_CONFIG = LlamaConfig(dim=1024, heads=16, kv_heads=4, ffn=2816, layers=1)
+LLAMA_7B_CONFIG = LlamaConfig(dim=4096, heads=32, kv_heads=32, ffn=11008, layers=1)
+
+
+def block_function(
+    config: LlamaConfig, workload: Workload, constrain: Constrain = identity
+) -> Callable[..., Any]:
+    """The function a workload runs: ``f(params, x)``, or ``f(params, x, cache, position)`` when decoding."""
+    chosen = llama.decode_block if workload.is_decode else llama.block
+    return functools.partial(chosen, config=config, constrain=constrain)
+
+
+def argument_shapes(config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
+    """The arguments of :func:`block_function` as ``ShapeDtypeStruct``."""
+    return jax.eval_shape(functools.partial(make_arguments, config=config, workload=workload))
+
+
+def make_arguments(seed: int = 0, *, config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
+    """Random arguments of :func:`block_function`; a decoding step writes the last place of its cache."""
+    params_key, x_key, k_key, v_key = jax.random.split(jax.random.key(seed), 4)
+    params = llama.init_block(params_key, config)
+    x = jax.random.normal(x_key, (workload.batch, workload.tokens, config.dim)).astype(config.dtype)
+    if workload.cache_tokens is None:
+        return params, x
+    cache = llama.init_cache(workload.batch, workload.cache_tokens, config)
+    cache = {
+        name: jax.random.normal(key, cache[name].shape).astype(config.dtype)
+        for name, key in (("k", k_key), ("v", v_key))
+    }
+    return params, x, cache, jnp.int32(workload.cache_tokens - 1)

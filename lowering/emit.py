@@ -1,0 +1,160 @@
+"""From shard programs to JAX code, traced inside one `shard_map` over all devices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from einsummable_jax.custom_calls import exchange_call
+from einsummable_jax.exchange import ExchangeProgram
+from einsummable_jax.graph import Graph, LocalArray, LocalCall
+from einsummable_jax.lowering.shard_program import (
+    BoxView,
+    EmptyStep,
+    ExchangeStep,
+    KernelStep,
+    Offset,
+    ShardProgram,
+    TakeStep,
+)
+
+_exchange_ids = itertools.count(1)
+"""Every emission numbers its exchanges anew, so that two programs in one executable never mix up."""
+
+
+def new_exchange_ids(count: int) -> tuple[int, ...]:
+    """``count`` exchange ids that this process has not used."""
+    return tuple(next(_exchange_ids) for _ in range(count))
+
+
+class _Emitter:
+    """Runs the steps of one program on tracers."""
+
+    def __init__(
+        self,
+        program: ShardProgram,
+        graph: Graph,
+        exchanges: Sequence[ExchangeProgram],
+        names: Sequence[str],
+        ids: Sequence[int],
+        rank: jax.Array,
+    ) -> None:
+        self.program = program
+        self.graph = graph
+        self.exchanges = exchanges
+        self.names = names
+        self.ids = ids
+        self.rank = rank
+        self.num_devices = exchanges[0].num_devices if exchanges else max(program.devices) + 1
+        self.shared = len(program.devices) == self.num_devices or not exchanges
+        self.buffers: dict[int, Any] = {}
+        self._offsets: dict[Offset, Any] = {}
+        # XLA may schedule the calls of each branch in an order of its own, and wait for one before it starts the
+        # next: two branches that disagree would deadlock. The token makes it the plan's order on all devices.
+        # In one shared program all devices follow one schedule anyway.
+        self.token = None if self.shared else jnp.zeros((1,), jnp.uint8)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        for buffer, tensor in self.program.literals:
+            value = self.graph.tensors[tensor]
+            # Through numpy: an array that lives on devices carries their mesh into the trace.
+            self.buffers[buffer] = jnp.asarray(np.asarray(self.graph.literals[tensor]), dtype=value.dtype)
+        self.buffers.update(zip(self.program.inputs, inputs, strict=True))
+        for step in self.program.steps:
+            _EMIT[type(step)](self, step)
+        return [self.buffers[buffer] for buffer in self.program.outputs]
+
+    def offset(self, value: Offset) -> Any:
+        """An int, or the entry of this rank in a table."""
+        if isinstance(value, int):
+            return value
+        if value not in self._offsets:
+            table = np.zeros(self.num_devices, np.int32)
+            table[list(self.program.devices)] = value
+            self._offsets[value] = lax.dynamic_index_in_dim(jnp.asarray(table), self.rank, keepdims=False)
+        return self._offsets[value]
+
+    def local_array(self, box: BoxView) -> LocalArray:
+        return LocalArray(box.shape, tuple(map(self.offset, box.starts)))
+
+    def take(self, step: TakeStep) -> None:
+        source, starts = self.buffers[step.source], step.box.starts
+        if all(isinstance(start, int) for start in starts):
+            stops = [start + size for start, size in zip(starts, step.box.shape, strict=True)]
+            self.buffers[step.result] = lax.slice(source, starts, stops)
+        else:
+            self.buffers[step.result] = lax.dynamic_slice(source, list(map(self.offset, starts)), step.box.shape)
+
+    def empty(self, step: EmptyStep) -> None:
+        self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
+
+    def kernel(self, step: KernelStep) -> None:
+        operation = self.graph.operations[step.operation]
+        call = LocalCall(
+            sizes=step.sizes,
+            starts=tuple(map(self.offset, step.starts)),
+            operands=tuple(self.local_array(box) for _, box in step.operands),
+            results=tuple(self.local_array(box) for _, box in step.results),
+        )
+        values = operation.spec.kernel(call, *(self.buffers[buffer] for buffer, _ in step.operands))
+        for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
+            expected = (box.shape, self.graph.tensors[tensor].dtype)
+            if (value.shape, value.dtype) != expected:
+                raise AssertionError(
+                    f"local kernel of {operation.primitive} at {operation.source} made "
+                    f"{value.shape} {value.dtype}, the plan expects {expected[0]} {expected[1]}"
+                )
+            self.buffers[buffer] = value
+
+    def exchange(self, step: ExchangeStep) -> None:
+        outputs, self.token = exchange_call(
+            self.exchanges[step.exchange],
+            [self.buffers[buffer] for buffer in step.inputs],
+            self.rank,
+            device=self.program.devices[0],
+            exchange_id=self.ids[step.exchange],
+            name=self.names[step.exchange],
+            shared=self.shared,
+            token=self.token,
+        )
+        self.buffers.update(zip(step.outputs, outputs, strict=True))
+
+
+_EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
+    TakeStep: _Emitter.take,
+    EmptyStep: _Emitter.empty,
+    KernelStep: _Emitter.kernel,
+    ExchangeStep: _Emitter.exchange,
+}
+
+
+def emit(
+    program: ShardProgram,
+    graph: Graph,
+    exchanges: Sequence[ExchangeProgram],
+    names: Sequence[str],
+    ids: Sequence[int],
+    rank: jax.Array,
+    inputs: Sequence[Any],
+) -> list[Any]:
+    """Trace one shard program.
+
+    Args:
+      program: The steps; the calling device is one of ``program.devices``.
+      graph: The graph it runs.
+      exchanges: The exchange program of every planned exchange.
+      names: What an error calls each exchange: its operation and source line.
+      ids: The exchange id of each.
+      rank: This device's rank, an int32 scalar.
+      inputs: This device's shard of every function input.
+
+    Returns:
+      This device's shard of every function output.
+    """
+    return _Emitter(program, graph, exchanges, names, ids, rank).run(inputs)

@@ -1,0 +1,145 @@
+"""One `shard_map` holding every device's shard program: the function that JAX then compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from einsummable_jax.exchange import ExchangeProgram
+from einsummable_jax.layout import MeshLayout, axis_names, axis_sizes
+from einsummable_jax.lowering.emit import emit, new_exchange_ids
+from einsummable_jax.lowering.resolve import resolve, resolve_all
+from einsummable_jax.lowering.shard_program import ShardProgram
+from einsummable_jax.search import Plan
+
+
+@functools.lru_cache(maxsize=64)
+def refined_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
+    """The mesh over the prime factors of the device count, ranks in row-major order."""
+    sizes = axis_sizes(len(devices))
+    return Mesh(
+        np.array(devices, dtype=object).reshape(sizes),
+        axis_names(len(devices)),
+        axis_types=(AxisType.Auto,) * len(sizes),
+    )
+
+
+def named_sharding(devices: tuple[jax.Device, ...], layout: MeshLayout) -> NamedSharding:
+    """``layout`` as a sharding over ``devices``."""
+    return NamedSharding(refined_mesh(devices), layout.partition_spec())
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProgram:
+    """What one device runs, for a person to read.
+
+    Attributes:
+      device: Its rank.
+      program: Its steps.
+      exchange_names: What each of its exchanges moves and where the program asks for it.
+      jaxpr: Its program on its own, as a jaxpr from its input shards to its output shards.
+    """
+
+    device: int
+    program: ShardProgram
+    exchange_names: tuple[str, ...]
+    jaxpr: Any
+
+    def __str__(self) -> str:
+        return f"device {self.device}, exchanges {list(self.exchange_names)}:\n{self.jaxpr}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowerable:
+    """A plan with its exchange programs, ready to be traced for a set of devices.
+
+    Attributes:
+      plan: The plan.
+      exchanges: The exchange program of each planned exchange.
+      devices: The device of each rank.
+    """
+
+    plan: Plan
+    exchanges: tuple[ExchangeProgram, ...]
+    devices: tuple[jax.Device, ...]
+
+    @functools.cached_property
+    def programs(self) -> tuple[ShardProgram, ...]:
+        """The distinct shard programs; one when devices differ in offsets only."""
+        return resolve_all(self.plan, self.exchanges)
+
+    @functools.cached_property
+    def exchange_names(self) -> tuple[str, ...]:
+        """For each exchange the operation that asks for it, with its source line."""
+        graph, names = self.plan.graph, []
+        for exchange in self.plan.exchanges:
+            moved = graph.tensors[exchange.tensor].name
+            if exchange.consumer is None:
+                names.append(f"{moved} for the result")
+            else:
+                operation = graph.operations[exchange.consumer]
+                names.append(f"{moved} for {operation.primitive} at {operation.source}")
+        return tuple(names)
+
+    @property
+    def in_shardings(self) -> tuple[NamedSharding, ...]:
+        """The sharding in which each input is expected."""
+        return tuple(named_sharding(self.devices, layout) for layout in self.plan.inputs)
+
+    @property
+    def out_shardings(self) -> tuple[NamedSharding, ...]:
+        """The sharding in which each result leaves."""
+        return tuple(named_sharding(self.devices, layout) for layout in self.plan.outputs)
+
+    def function(self) -> Callable[..., list[Any]]:
+        """A traceable function from whole inputs to whole results; its exchanges get ids of their own."""
+        mesh = refined_mesh(self.devices)
+
+        def shard_program(*inputs: Any) -> list[Any]:
+            ids = new_exchange_ids(len(self.exchanges))
+            rank = lax.axis_index(mesh.axis_names)
+            branches = [self._branch(program, ids, rank) for program in self.programs]
+            if len(branches) == 1:
+                return branches[0](*inputs)
+            group = np.zeros(len(self.devices), np.int32)
+            for number, program in enumerate(self.programs):
+                group[list(program.devices)] = number
+            chosen = lax.dynamic_index_in_dim(jax.numpy.asarray(group), rank, keepdims=False)
+            return lax.switch(chosen, branches, *inputs)
+
+        return jax.shard_map(
+            shard_program,
+            mesh=mesh,
+            in_specs=_specs(self.plan.inputs),
+            out_specs=list(_specs(self.plan.outputs)),
+            check_vma=False,
+        )
+
+    def _branch(self, program: ShardProgram, ids: Sequence[int], rank: Any) -> Callable[..., list[Any]]:
+        def branch(*inputs: Any) -> list[Any]:
+            return emit(program, self.plan.graph, self.exchanges, self.exchange_names, ids, rank, inputs)
+
+        return branch
+
+    def device_program(self, device: int) -> DeviceProgram:
+        """Device ``device``'s program on its own."""
+        program = resolve(self.plan, self.exchanges, (device,))
+        graph, ids = self.plan.graph, new_exchange_ids(len(self.exchanges))
+        shards = []
+        for tensor, layout in zip(graph.inputs, self.plan.inputs, strict=True):
+            value = graph.tensors[tensor]
+            shards.append(jax.ShapeDtypeStruct(layout.device_boxes(value.shape)[device].shape, value.dtype))
+        branch = self._branch(program, ids, np.int32(device))
+        names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
+        return DeviceProgram(device, program, names, jax.make_jaxpr(branch)(*shards))
+
+
+def _specs(layouts: Sequence[MeshLayout]) -> tuple[PartitionSpec, ...]:
+    return tuple(layout.partition_spec() for layout in layouts)
