@@ -31,6 +31,7 @@ _FREE = frozenset(
     "add-dependency domain".split()
 )
 _CONTROL = frozenset(("while", "conditional", "call"))
+_MOVES_ONLY = frozenset("parameter bitcast copy transpose reshape".split())
 _READS_RESULT_ONLY = frozenset(("dynamic-slice", "slice", "gather"))
 _TYPE_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
 
@@ -339,7 +340,10 @@ class Step:
 def steps(module: Module) -> list[Step]:
     """The kernels of the program: its instructions outside fusions, without those that do no work.
 
-    Custom calls and collectives are left out; of operands that are only sliced, the slice counts.
+    Custom calls and collectives are left out; of operands that are only sliced, the slice counts. Copies
+    that only change the layout of a matrix product's operand are left out too: XLA's CPU backend
+    makes them, while matrix products on GPUs read operands in any layout. So is arithmetic on single
+    numbers, such as offsets, which a GPU compiler puts into the kernels that use them.
     """
     return list(_steps(module, module.entry, 1))
 
@@ -354,8 +358,30 @@ def _steps(module: Module, name: str, times: int) -> Iterator[Step]:
                 called = [max(called, key=lambda branch: sum(step.memory_bytes * step.times for step in branch))]
             for branch in called:
                 yield from branch
-        elif opcode not in _FREE and opcode != "custom-call" and not _communicates(opcode):
-            yield Step(_flops_within(module, computation, instruction), _traffic(module, computation, instruction), times)
+        elif _does_work(computation, instruction) and not _is_relayout_for_dot(module, computation, instruction):
+            flops = _flops_within(module, computation, instruction)
+            yield Step(flops, _traffic(module, computation, instruction), times)
+
+
+def _does_work(computation: Computation, instruction: Instruction) -> bool:
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode == "custom-call" or _communicates(opcode):
+        return False
+    types = [*instruction.results, *computation.operand_types(instruction)]
+    return any(t.size > 1 for t in types)
+
+
+def _is_relayout_for_dot(module: Module, computation: Computation, instruction: Instruction) -> bool:
+    """Whether an instruction only permutes elements, and only matrix products use the result."""
+    if instruction.opcode == "fusion":
+        fused = module.computations[instruction.called[0]].instructions
+    else:
+        fused = (instruction,)
+    if not all(i.opcode in _MOVES_ONLY for i in fused):
+        return False
+    users = computation.users.get(instruction.name, [])
+    seen = [u for user in users for u in ([user] if user.opcode != "bitcast" else computation.users.get(user.name, []))]
+    return bool(seen) and all(_flops_within(module, computation, user) for user in seen)
 
 
 def _communicates(opcode: str) -> bool:

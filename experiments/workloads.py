@@ -40,6 +40,11 @@ class Workload:
         """Whether this is a decoding step."""
         return self.cache_tokens is not None
 
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of the arguments that a caller gives away: the cache of a decoding step."""
+        return (2,) if self.is_decode else ()
+
     def scaled(self, factor: int) -> Workload:
         """The same with ``factor`` times the tokens: longer sequences, or a longer cache when decoding."""
         if self.cache_tokens is not None:
@@ -72,6 +77,7 @@ def argument_shapes(config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
     return jax.eval_shape(functools.partial(make_arguments, config=config, workload=workload))
 
 
+@functools.partial(jax.jit, static_argnames=("config", "workload"))
 def make_arguments(seed: int = 0, *, config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
     """Random arguments of :func:`block_function`; a decoding step writes the last place of its cache."""
     params_key, x_key, k_key, v_key = jax.random.split(jax.random.key(seed), 4)

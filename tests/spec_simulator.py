@@ -17,11 +17,6 @@ from einsummable_jax.layout import Box
 Cover = list[Box]
 
 
-def whole_cover(spec: JoinAggSpec) -> Cover:
-    """One kernel call."""
-    return [spec.space]
-
-
 def random_cover(spec: JoinAggSpec, rng: np.random.Generator, max_calls: int = 16) -> Cover:
     """A random grid of at most ``max_calls`` boxes that the spec admits: uneven cuts of some of its labels."""
     parts = []
@@ -61,63 +56,99 @@ def local_call(spec: JoinAggSpec, box: Box, zero: Any) -> LocalCall:
 
 
 def run_cover(
-    spec: JoinAggSpec, cover: Cover, operands: Sequence[Any], results: Sequence[tuple[tuple[int, ...], Any]], zero: Any
-) -> list[jax.Array]:
-    """All kernel calls of ``cover``, their contributions aggregated and their tiles put together."""
-    monoids = {label.monoid for label in spec.labels if label.role is Role.REDUCTION}
-    assert len(monoids) <= 1, f"contributions with several monoids: {monoids}"
-    tiles: list[dict[Box, jax.Array]] = [{} for _ in results]
-    for box in cover:
-        assert spec.admits(box), f"{box} is not admitted"
-        local = [x[spec.operand_box(i, box).slices()] for i, x in enumerate(operands)]
-        outs = spec.kernel(local_call(spec, box, zero), *local)
-        assert len(outs) == len(results)
-        for r, (out, (_, dtype)) in enumerate(zip(outs, results, strict=True)):
-            target = spec.result_box(r, box)
-            assert out.shape == target.shape, f"result of shape {out.shape} for the box {target}"
-            assert out.dtype == dtype, f"result of type {out.dtype}, not {dtype}"
-            held = tiles[r].get(target)
-            if held is not None:
-                assert monoids, f"two tiles for {target} without a reduction"
-                out = next(iter(monoids)).combine(held, out)
-            tiles[r][target] = out
+    spec: JoinAggSpec,
+    cover: Cover,
+    operands: Sequence[np.ndarray],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    traced: bool,
+) -> list[np.ndarray]:
+    """All kernel calls of ``cover``, their contributions aggregated and their tiles put together.
+
+    Args:
+      spec: The join-agg spec.
+      cover: The iteration boxes, one kernel call each.
+      operands: The whole operands.
+      results: Shape and dtype of each result.
+      traced: Hand starts along cut labels to the kernels as traced scalars, as programs shared by devices do.
+    """
+    local = [[x[spec.operand_box(i, box).slices()] for i, x in enumerate(operands)] for box in cover]
+
+    def calls(zero: Any, local: Any) -> list[list[jax.Array]]:
+        tiles: list[dict[Box, jax.Array]] = [{} for _ in results]
+        for box, arrays in zip(cover, local, strict=True):
+            outs = spec.kernel(local_call(spec, box, zero), *arrays)
+            for r, (out, (_, dtype)) in enumerate(zip(outs, results, strict=True)):
+                _aggregate(spec, tiles[r], spec.result_box(r, box), out, dtype)
+        return [list(t.values()) for t in tiles]
+
+    values = jax.jit(calls)(np.int32(0), local) if traced else calls(0, local)
+    targets = [list(dict.fromkeys(spec.result_box(r, box) for box in cover)) for r in range(len(results))]
+    tiles = [dict(zip(t, v, strict=True)) for t, v in zip(targets, values, strict=True)]
     return [_assemble(t, shape, dtype) for t, (shape, dtype) in zip(tiles, results, strict=True)]
 
 
-def _assemble(tiles: dict[Box, jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    count = np.zeros(shape, int)
-    for box in tiles:
+def _aggregate(spec: JoinAggSpec, tiles: dict[Box, jax.Array], target: Box, out: jax.Array, dtype: Any) -> None:
+    assert out.shape == target.shape, f"result of shape {out.shape} for the box {target}"
+    assert out.dtype == dtype, f"result of type {out.dtype}, not {dtype}"
+    if target in tiles:
+        (monoid,) = {label.monoid for label in spec.labels if label.monoid is not None}
+        out = monoid.combine(tiles[target], out)
+    tiles[target] = out
+
+
+def _assemble(tiles: dict[Box, Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    out, count = np.zeros(shape, dtype), np.zeros(shape, int)
+    for box, tile in tiles.items():
+        out[box.slices()] = tile
         count[box.slices()] += 1
     assert (count == 1).all(), "tiles overlap or leave gaps"
-    if len(tiles) == 1:
-        return next(iter(tiles.values()))
-    out = jnp.zeros(shape, dtype)
-    for box, tile in tiles.items():
-        out = out.at[box.slices()].set(tile)
     return out
 
 
 def evaluate(
-    graph: Graph, inputs: Sequence[Any], cover: Callable[[JoinAggSpec], Cover] = whole_cover, zero: Any = 0
+    graph: Graph,
+    inputs: Sequence[Any],
+    cover: Callable[[JoinAggSpec], Cover],
+    traced: bool = False,
 ) -> list[Any]:
     """The graph's outputs, each operation run by the cover chosen for it."""
-    values: dict[int, Any] = {n: jnp.asarray(v) for n, v in graph.literals.items()}
-    values.update({n: jnp.asarray(v) for n, v in zip(graph.inputs, inputs, strict=True)})
+    values: dict[int, Any] = dict(graph.literals)
+    values.update(zip(graph.inputs, inputs, strict=True))
     for operation in graph.operations:
-        values.update(zip(operation.results, _run(graph, operation, values, cover, zero), strict=True))
+        operands = [values[n] for n in operation.operands]
+        results = [(graph.tensors[n].shape, graph.tensors[n].dtype) for n in operation.results]
+        values.update(zip(operation.results, _run(operation, operands, results, cover, traced), strict=True))
     return [values[n] for n in graph.outputs]
 
 
+def evaluate_whole(graph: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
+    """The graph's outputs with one kernel call per operation, under one jit."""
+
+    def run(*inputs: Any) -> list[Any]:
+        values: dict[int, Any] = {n: jnp.asarray(v) for n, v in graph.literals.items()}
+        values.update(zip(graph.inputs, inputs, strict=True))
+        for op in graph.operations:
+            boxes = [op.spec.operand_box(i, op.spec.space) for i in range(len(op.operands))]
+            local = [values[n][box.slices()] for n, box in zip(op.operands, boxes, strict=True)]
+            outs = op.spec.kernel(local_call(op.spec, op.spec.space, 0), *local)
+            values.update(zip(op.results, outs, strict=True))
+        return [values[n] for n in graph.outputs]
+
+    return jax.jit(run)(*inputs)
+
+
 def _run(
-    graph: Graph, operation: Operation, values: dict[int, Any], cover: Callable[[JoinAggSpec], Cover], zero: Any
+    operation: Operation,
+    operands: list[Any],
+    results: list[Any],
+    cover: Callable[[JoinAggSpec], Cover],
+    traced: bool,
 ) -> list[Any]:
-    operands = [values[n] for n in operation.operands]
-    results = [(graph.tensors[n].shape, graph.tensors[n].dtype) for n in operation.results]
-    if not operation.spec.has_rule:
-        call = local_call(operation.spec, operation.spec.space, 0)
-        return list(operation.spec.kernel(call, *operands))
+    spec = operation.spec
+    if not spec.has_rule:
+        return list(spec.kernel(local_call(spec, spec.space, 0), *map(jnp.asarray, operands)))
     try:
-        return run_cover(operation.spec, cover(operation.spec), operands, results, zero)
+        return run_cover(spec, cover(spec), [np.asarray(x) for x in operands], results, traced)
     except Exception as error:
         error.add_note(f"in {operation.primitive} of {[np.shape(x) for x in operands]} at {operation.source}")
         raise

@@ -327,3 +327,29 @@ def test_coalesce_joins_neighbours():
     quarters = [Box(((a, a + 2), (b, b + 2))) for a in (0, 2) for b in (0, 2)]
     assert coalesce(quarters) == [Box.full((4, 4))]
     assert len(coalesce(quarters[:3])) == 2
+    apart = [Box(((0, 2), (0, 4))), Box(((3, 4), (0, 4)))]
+    assert sorted(coalesce(apart)) == apart
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_coalesce_keeps_the_elements(data):
+    shape = (6, 5, 4)
+    cells = [box for box, _ in overlay(data.draw(st.lists(boxes(shape), max_size=4)))]
+    kept = data.draw(st.lists(st.sampled_from(cells), unique=True)) if cells else []
+    merged = coalesce(kept)
+    before, after = np.zeros(shape, int), np.zeros(shape, int)
+    for count, some in ((before, kept), (after, merged)):
+        for box in some:
+            count[box.slices()] += 1
+    np.testing.assert_array_equal(before, after)
+    assert len(merged) <= len(kept)
+
+
+@pytest.mark.parametrize("partial", [None, Monoid.SUM])
+def test_a_tensor_without_elements_needs_no_moves(partial):
+    empty = Box.full((0, 4))
+    relation = Relation.from_device_tiles((0, 4), np.dtype(np.float32), [[(empty, 0)]] * 2, partial)
+    program = synthesise(Demand(relation, ((empty,), ())), on(machine("dgx_a100"), 2))
+    assert program.rounds == () and program.output_shapes == (((0, 4),), ())
+    assert simulate_seconds(program, on(machine("dgx_a100"), 2)) == 0

@@ -1,85 +1,61 @@
 #include "core/schedule.h"
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 
 namespace einsummable {
 namespace {
 
 inline constexpr int64_t kAlignment = 64;
+// Bounds the memory that a program takes whatever sizes it claims.
+inline constexpr int64_t kMaxPartsPerMove = 4096;
 
-// The elements from the first to the last that a slice touches: an outer bound of what it touches.
-struct Extent {
-  int64_t first, last;
-  bool Meets(const Extent& other) const { return first <= other.last && other.first <= last; }
-};
-
-Extent ExtentOf(const Move& move, const Slice& slice) {
-  int64_t last = slice.offset;
-  for (int32_t dim = 0; dim < move.rank; ++dim) last += (move.extents[dim] - 1) * slice.strides[dim];
-  return {slice.offset, last};
+int64_t ElementTraffic(const Program& program, const Move& move) {
+  return program.item_size * static_cast<int64_t>(1 + move.sources.size());
 }
 
-using BufferKey = std::tuple<int32_t, Space, int32_t>;
-
-BufferKey KeyOf(const Slice& slice) { return {slice.device, slice.space, slice.buffer}; }
-
-void SortUnique(std::vector<int32_t>& values) {
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
+// Where a part begins to read. Ordered by it, parts that copy the same memory to several devices follow each other
+// and find it in the cache.
+auto ReadPosition(const Program& program, const Part& part) {
+  const Slice& source = program.moves[part.move].sources.front();
+  return std::make_tuple(source.space, source.device, source.buffer, source.offset + part.begin);
 }
 
-// The moves of earlier rounds that write where `move` reads or writes.
-std::vector<int32_t> Predecessors(const Program& program, const std::map<BufferKey, std::vector<int32_t>>& writers,
-                                  const Move& move) {
-  std::vector<int32_t> found;
-  auto collect = [&](const Slice& slice) {
-    const auto entry = writers.find(KeyOf(slice));
-    if (entry == writers.end()) return;
-    const Extent extent = ExtentOf(move, slice);
-    for (int32_t writer : entry->second) {
-      const Move& earlier = program.moves[writer];
-      if (earlier.round < move.round && ExtentOf(earlier, earlier.destination).Meets(extent)) {
-        found.push_back(writer);
-      }
-    }
-  };
-  collect(move.destination);
-  for (const Slice& source : move.sources) collect(source);
-  SortUnique(found);
-  return found;
+void AddParts(const Program& program, int32_t number, int64_t part_bytes, Round& round) {
+  const Move& move = program.moves[number];
+  const int64_t traffic = ElementTraffic(program, move);
+  const int64_t inner = move.rank == 0 ? 1 : move.extents[move.rank - 1];
+  int64_t size = std::max<int64_t>({1, part_bytes / traffic, move.elements / kMaxPartsPerMove});
+  if (size > inner) size = size / inner * inner;  // whole rows
+  for (int64_t begin = 0; begin < move.elements; begin += size) {
+    round.parts.push_back({number, begin, std::min(begin + size, move.elements)});
+  }
+  round.traffic_bytes += static_cast<double>(move.elements) * static_cast<double>(traffic);
 }
 
-void AddMoveDependences(const Program& program, Schedule& schedule) {
-  std::map<BufferKey, std::vector<int32_t>> writers;
+void AddRounds(const Program& program, int64_t part_bytes, Schedule& schedule) {
+  int32_t round = -1;
   for (size_t i = 0; i < program.moves.size(); ++i) {
-    const Move& move = program.moves[i];
-    for (int32_t writer : Predecessors(program, writers, move)) {
-      schedule.successors[writer].push_back(static_cast<int32_t>(i));
-      ++schedule.waits[i];
-    }
-    writers[KeyOf(move.destination)].push_back(static_cast<int32_t>(i));
+    if (program.moves[i].round != round) schedule.rounds.emplace_back();
+    round = program.moves[i].round;
+    AddParts(program, static_cast<int32_t>(i), part_bytes, schedule.rounds.back());
+  }
+  for (Round& made : schedule.rounds) {
+    std::stable_sort(made.parts.begin(), made.parts.end(), [&](const Part& a, const Part& b) {
+      return ReadPosition(program, a) < ReadPosition(program, b);
+    });
+    schedule.traffic_bytes += made.traffic_bytes;
   }
 }
 
-void AddRanks(const Program& program, Schedule& schedule) {
-  for (size_t i = 0; i < program.moves.size(); ++i) {
-    const Move& move = program.moves[i];
-    std::vector<int32_t> named = {move.destination.device};
-    std::vector<int32_t>& used = schedule.ranks_of_move[i];
-    if (move.destination.space != Space::kScratch) used.push_back(move.destination.device);
-    for (const Slice& source : move.sources) {
-      named.push_back(source.device);
-      if (source.space != Space::kScratch) used.push_back(source.device);
-    }
-    SortUnique(named);
-    SortUnique(used);
-    for (int32_t rank : named) schedule.moves_of_rank[rank].push_back(static_cast<int32_t>(i));
-    for (int32_t rank : used) ++schedule.uses_of_rank[rank];
-    schedule.waits[i] += static_cast<int32_t>(named.size());
+void AddParticipants(const Program& program, Schedule& schedule) {
+  schedule.participates.resize(program.num_devices);
+  for (const Move& move : program.moves) {
+    schedule.participates[move.destination.device] = true;
+    for (const Slice& source : move.sources) schedule.participates[source.device] = true;
   }
-  for (const auto& moves : schedule.moves_of_rank) schedule.num_participants += !moves.empty();
+  schedule.num_participants =
+      static_cast<int32_t>(std::count(schedule.participates.begin(), schedule.participates.end(), true));
 }
 
 void PlaceScratch(const Program& program, Schedule& schedule) {
@@ -95,21 +71,11 @@ void PlaceScratch(const Program& program, Schedule& schedule) {
 
 }  // namespace
 
-Schedule MakeSchedule(const Program& program) {
+Schedule MakeSchedule(const Program& program, int64_t part_bytes) {
   Schedule schedule;
-  const size_t num_moves = program.moves.size();
-  schedule.waits.resize(num_moves);
-  schedule.successors.resize(num_moves);
-  schedule.ranks_of_move.resize(num_moves);
-  schedule.moves_of_rank.resize(program.num_devices);
-  schedule.uses_of_rank.resize(program.num_devices);
-  AddMoveDependences(program, schedule);
-  AddRanks(program, schedule);
+  AddRounds(program, part_bytes, schedule);
+  AddParticipants(program, schedule);
   PlaceScratch(program, schedule);
-  for (const Move& move : program.moves) {
-    schedule.traffic_bytes +=
-        static_cast<double>(move.elements * program.item_size) * static_cast<double>(1 + move.sources.size());
-  }
   return schedule;
 }
 

@@ -1,4 +1,4 @@
-// What may run when: the dependences between the moves of a program and the arrival of its ranks.
+// How a program is run: its rounds cut into parts, and where its scratch buffers are.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,29 @@
 
 namespace einsummable {
 
+// Elements [begin, end) of a move's box, in row-major order.
+struct Part {
+  int32_t move;
+  int64_t begin, end;
+};
+
+struct Round {
+  std::vector<Part> parts;  // that read the same memory are neighbours
+  double traffic_bytes = 0;  // read and written in all; a double, since nothing bounds the number of moves
+};
+
 struct Schedule {
-  // For each move: how many arrivals and how many earlier moves it waits for.
-  std::vector<int32_t> waits;
-  // For each move: the moves of later rounds that read or write what it writes.
-  std::vector<std::vector<int32_t>> successors;
-  // For each rank: the moves that wait for its arrival.
-  std::vector<std::vector<int32_t>> moves_of_rank;
-  // For each rank: how many moves read or write its inputs or outputs. Its call is over when all are done.
-  std::vector<int32_t> uses_of_rank;
-  // For each move: the distinct ranks whose inputs or outputs it reads or writes.
-  std::vector<std::vector<int32_t>> ranks_of_move;
-  // Number of ranks with a move.
+  std::vector<Round> rounds;  // without empty ones
+  // For each rank: whether some move reads or writes its buffers.
+  std::vector<bool> participates;
   int32_t num_participants = 0;
   // For each device and scratch buffer: byte offset in one scratch block of `scratch_bytes`.
   std::vector<std::vector<int64_t>> scratch_offsets;
   int64_t scratch_bytes = 0;
-  // Bytes read and written in all; a double, since nothing bounds the number of moves.
   double traffic_bytes = 0;
 };
 
-Schedule MakeSchedule(const Program& program);
+// `part_bytes`: about how much one part reads and writes.
+Schedule MakeSchedule(const Program& program, int64_t part_bytes);
 
 }  // namespace einsummable

@@ -73,7 +73,7 @@ struct Float8 {
 
   [[gnu::always_inline]] float Load(uint8_t code) const { return values[code]; }
 
-  // Round to nearest, ties to the even code.
+  // Round to nearest, ties to the even code (upwards without a sign, as in ml_dtypes).
   [[gnu::always_inline]] uint8_t Round(float value) const {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t sign = bits >> 31;
@@ -90,7 +90,7 @@ struct Float8 {
                                        : static_cast<double>(values[low]);
     const double over = static_cast<double>(magnitude) - values[low];
     int code = low;
-    if (over * 2 > step || (over * 2 == step && (low & 1) != 0)) ++code;
+    if (over * 2 > step || (over * 2 == step && ((low & 1) != 0 || !has_sign))) ++code;
     if (code > max_code) code = overflow_code;
     if (sign == 0 || code == nan_code || (code == 0 && !has_negative_zero)) return static_cast<uint8_t>(code);
     return static_cast<uint8_t>(code | 0x80);

@@ -13,6 +13,9 @@
 
 namespace einsummable::cpu {
 
+// What one part of a large exchange reads and writes: small beside a second-level cache.
+inline constexpr int64_t kPartBytes = 256 << 10;
+
 struct Exchange {
   std::unique_ptr<const Program> program;
   Schedule schedule;
@@ -25,10 +28,10 @@ struct Exchange {
   std::atomic<int64_t> continuation_ns{0};
 
   Exchange(std::unique_ptr<const Program> decoded, int64_t id, std::string name)
-      : program(std::move(decoded)), schedule(MakeSchedule(*program)), id(id), name(std::move(name)),
+      : program(std::move(decoded)), schedule(MakeSchedule(*program, kPartBytes)), id(id), name(std::move(name)),
         counters(CountersOf(id, program->num_devices)) {}
 
-  bool Participates(int64_t rank) const { return !schedule.moves_of_rank[rank].empty(); }
+  bool Participates(int64_t rank) const { return schedule.participates[rank]; }
 };
 
 }  // namespace einsummable::cpu

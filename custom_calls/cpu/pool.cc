@@ -12,12 +12,12 @@ namespace {
 // Completions that together take longer than this are worth waking a thread for.
 constexpr int64_t kWorthWakingNs = 40'000;
 // Completions queued for longer than this are stuck behind one that blocks.
-constexpr int64_t kStuckNs = 50'000'000;
+constexpr int64_t kStuckNs = 30'000'000;
+constexpr int64_t kMaxRescuers = 512;
 
-// Whether this thread is running completions already: those added meanwhile are left to that loop, which bounds
-// the stack however long a chain of exchanges gets.
-thread_local bool draining = false;
-thread_local bool is_pool_thread = false;
+// Whether this thread runs completions. Those added by a completion are left to the loop that runs it, which bounds the
+// stack however long a chain of exchanges gets.
+thread_local bool is_worker = false;
 
 }  // namespace
 
@@ -26,25 +26,27 @@ int64_t NowNs() {
       .count();
 }
 
-Pool::Pool() : num_threads_(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {
+Pool::Pool() : num_threads_(std::max<int64_t>(1, std::thread::hardware_concurrency())) {
   // Detached: the pool lives as long as the process, and exit waits for nobody.
-  for (int i = 0; i < num_threads_; ++i) std::thread(&Pool::Worker, this).detach();
+  for (int64_t i = 0; i < num_threads_; ++i) std::thread(&Pool::Worker, this).detach();
 }
 
 void Pool::Wake(int64_t threads) {
-  for (int64_t i = 0; i < std::min<int64_t>(threads, num_threads_); ++i) wake_.notify_one();
+  for (int64_t i = 0; i < threads; ++i) wake_.notify_one();
 }
 
-void Pool::Share(std::shared_ptr<Work> work, int64_t parts) {
-  int64_t wanted = 0;
-  {
-    std::lock_guard lock(mutex_);
-    work_.push_back(work);
-    wanted = std::min(parts - 1, idle_);
+void Pool::Share(std::shared_ptr<Work> work, int64_t helpers) {
+  if (helpers > 0) {
+    {
+      std::lock_guard lock(mutex_);
+      work_.push_back(work);
+      helpers = std::min({helpers, idle_, num_threads_ - 1});
+    }
+    Wake(helpers);
   }
-  Wake(wanted);
   while (work->RunPart()) {
   }
+  if (helpers <= 0) return;
   std::lock_guard lock(mutex_);
   Forget(work);
 }
@@ -62,10 +64,9 @@ bool Pool::Pop(Pending& pending) {
   return true;
 }
 
-// Runs completions until there are none; whenever that takes long, the other threads are woken for the rest, which
-// is left to them unless `until_empty`.
-void Pool::Drain(bool until_empty) {
-  draining = true;
+// Runs completions until there are none; when that takes long, the other threads are woken to help.
+void Pool::Drain() {
+  const FloatMode mode(Denormals::kFlush);
   int64_t begin = NowNs();
   int64_t now = begin;
   for (Pending pending; Pop(pending);) {
@@ -76,10 +77,8 @@ void Pool::Drain(bool until_empty) {
     pending.typical_ns->store(typical + (now - before - typical) / 8, std::memory_order_relaxed);
     if (now - begin < kWorthWakingNs) continue;
     begin = now;
-    Wake(num_pending());
-    if (!until_empty) break;
+    Wake(num_pending() - 1);
   }
-  draining = false;
 }
 
 int64_t Pool::num_pending() {
@@ -98,13 +97,12 @@ void Pool::Complete(std::vector<Completion> completions, std::shared_ptr<std::at
     }
   }
   const bool is_long = typical_ns->load(std::memory_order_relaxed) * count > kWorthWakingNs;
-  if (is_long) Wake(count);
-  if (draining || (is_long && !is_pool_thread)) return;
-  Drain(/*until_empty=*/is_pool_thread);
+  const int64_t wanted = is_long ? count : 1;
+  Wake(is_worker ? wanted - 1 : wanted);  // a worker takes what there is next itself
 }
 
 void Pool::Worker() {
-  is_pool_thread = true;
+  is_worker = true;
   std::unique_lock lock(mutex_);
   while (true) {
     ++idle_;
@@ -120,24 +118,20 @@ void Pool::Worker() {
       continue;
     }
     lock.unlock();
-    {
-      const FloatMode mode(Denormals::kFlush);
-      Drain(/*until_empty=*/true);
-    }
+    Drain();
     lock.lock();
   }
 }
 
 void Pool::Rescue() {
+  int64_t added = 0;
   {
     std::lock_guard lock(mutex_);
     if (completions_.empty() || NowNs() - completions_.front().queued_ns < kStuckNs) return;
+    added = std::min<int64_t>(static_cast<int64_t>(completions_.size()), kMaxRescuers - num_rescuers_);
+    num_rescuers_ += added;
   }
-  std::thread([this] {
-    is_pool_thread = true;
-    const FloatMode mode(Denormals::kFlush);
-    Drain(/*until_empty=*/true);
-  }).detach();
+  for (int64_t i = 0; i < added; ++i) std::thread(&Pool::Worker, this).detach();
 }
 
 }  // namespace einsummable::cpu

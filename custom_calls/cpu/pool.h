@@ -1,4 +1,7 @@
 // The engine's threads. They copy, and they complete ranks, which runs what XLA does next on that rank.
+//
+// A completion never runs in a thread that XLA lends us for a call: what XLA does next may block (its own collectives
+// do) until the rank of that very call goes on.
 #pragma once
 
 #include <atomic>
@@ -27,17 +30,15 @@ class Pool {
 
   Pool();
 
-  int num_threads() const { return num_threads_; }
+  // Offers `work` to the other threads, of which `helpers` are woken, and does parts of it until none is left to
+  // begin.
+  void Share(std::shared_ptr<Work> work, int64_t helpers);
 
-  // Offers `work`, of `parts` parts, to the other threads, and does parts of it until none is left to begin.
-  void Share(std::shared_ptr<Work> work, int64_t parts);
-
-  // Runs the completions, in this thread while they are short and on the pool's threads otherwise.
+  // Has the completions run by a thread of the pool: this one if it is one, and more of them when they take long.
   // `typical_ns` is the smoothed run time of one, read and updated.
   void Complete(std::vector<Completion> completions, std::shared_ptr<std::atomic<int64_t>> typical_ns);
 
-  // Starts one more thread if completions have waited for long: a completion may run code that blocks until
-  // another of them has run.
+  // Adds threads if completions have waited for long: those before them may block until these have run.
   void Rescue();
 
   // Completions that wait for a thread.
@@ -51,12 +52,13 @@ class Pool {
   };
 
   void Worker();
-  void Drain(bool until_empty);
+  void Drain();
   bool Pop(Pending& pending);
   void Wake(int64_t threads);
   void Forget(const std::shared_ptr<Work>& work);  // with mutex_ held
 
-  int num_threads_;
+  const int64_t num_threads_;
+  int64_t num_rescuers_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
   int64_t idle_ = 0;

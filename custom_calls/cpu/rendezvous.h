@@ -1,4 +1,4 @@
-// One occurrence of an exchange: the calls of its ranks meet here, and its moves run as their ranks arrive.
+// One occurrence of an exchange: the calls of its ranks meet here, and when all are there its moves run.
 #pragma once
 
 #include <atomic>
@@ -29,15 +29,16 @@ struct RankBuffers {
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
  public:
-  // `closed` is called once, when every participant has arrived and every move is done.
+  // `closed` is called once, when the moves are done.
   Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& pool, std::function<void()> closed);
   ~Rendezvous();
 
-  // Brings in `rank`. `finish` is called when no move needs its buffers any more, perhaps before this returns.
+  // Brings in `rank`, whose call ends when the moves are done: other ranks may read its buffers until then. The last
+  // to arrive does its share of the moves.
   void Arrive(int64_t rank, RankBuffers buffers, Finish finish);
 
-  // Ends the calls of all ranks that have arrived, and of those that will, with `error`; waits for no move, but
-  // the calls end only after the moves that are running.
+  // Ends the calls of the ranks that have arrived, and of those that will, with `error`; does nothing once all have
+  // arrived.
   void Fail(const std::string& error);
 
   // If it has waited since before `deadline_ns` for a rank: what to tell the user.
@@ -49,40 +50,28 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   struct Rank {
     bool arrived = false;
     RankBuffers buffers;
-    int32_t uses = 0;
     Finish finish;
   };
-  class Parts;
-  using Finished = std::vector<Pool::Completion>;
+  class RoundWork;
 
+  bool IsComplete() const { return num_arrived_ == exchange_->schedule.num_participants; }
   char* AddressOf(const Slice& slice) const;
-  void RunAll(int64_t last);
-  void Start(std::vector<int32_t> moves);
-  void RunPart(int32_t move, int64_t begin, int64_t end);
-  void Run(const Move& move, int64_t begin, int64_t end);
-  void MoveDone(int32_t move);
-  void EndRank(Rank& rank, Finished& finished);
-  void TakeFailed(Finished& finished);
-  void Settle(Finished finished, bool closed);
-  bool IsClosed() const;
+  void RunInline();
+  void BeginRound(size_t number);
+  void RunPart(const Part& part);
+  void EndAll(const std::optional<std::string>& error);
 
   const std::shared_ptr<Exchange> exchange_;
   Arena& arena_;
   Pool& pool_;
   const std::function<void()> closed_;
   const int64_t begin_ns_;
-  const RunFn run_;
   std::pair<char*, size_t> scratch_{nullptr, 0};
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows until all ranks have arrived; after that only the moves use it
   std::vector<Rank> ranks_;
   int32_t num_arrived_ = 0;
-  std::vector<int32_t> waits_;
-  int64_t moves_left_;
-  int64_t moves_running_ = 0;
   std::optional<std::string> error_;
-  std::atomic<bool> failed_{false};
-  std::unique_ptr<std::atomic<int64_t>[]> parts_left_;
 };
 
 }  // namespace einsummable::cpu

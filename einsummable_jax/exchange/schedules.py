@@ -20,7 +20,7 @@ from einsummable_jax.exchange.pieces import (
     split_evenly,
 )
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
-from einsummable_jax.layout import Box, Demand
+from einsummable_jax.layout import Box, Demand, Relation
 from einsummable_jax.topology import Topology
 
 
@@ -84,6 +84,16 @@ def _is_held(demand: Demand, device: int, box: Box) -> bool:
     return demand.source.partial is None and any(tile.contains(box) for tile, _ in held)
 
 
+def _input_numbers(relation: Relation) -> dict[Holder, int]:
+    """Which input buffer of its device each tile is: the order of `Relation.tiles_of`."""
+    numbers, counts = {}, [0] * relation.num_devices
+    for position, tile in enumerate(relation.tiles):
+        for device in tile.devices:
+            numbers[device, position] = counts[device]
+            counts[device] += 1
+    return numbers
+
+
 class Schedule:
     """An exchange program being built; boxes are in the tensor's coordinates until they become slices."""
 
@@ -91,11 +101,8 @@ class Schedule:
         self._demand = demand
         self._topology = topology
         self._tiles = demand.source.tiles
-        self._inputs = [
-            {tile: number for number, tile in enumerate(demand.source.tiles_of(device))}
-            for device in range(demand.source.num_devices)
-        ]
-        self._scratch: list[list[tuple[int, ...]]] = [[] for _ in self._inputs]
+        self._inputs = _input_numbers(demand.source)
+        self._scratch: list[list[tuple[int, ...]]] = [[] for _ in range(demand.source.num_devices)]
         self._rounds: list[list[Move]] = [[], [], []]
         self._sent_bytes: dict[int, int] = {}
         self._pair_bytes: dict[tuple[int, int], int] = {}
@@ -166,7 +173,7 @@ class Schedule:
         if len(holders) == 1:
             best = holders[0]
         else:
-            num_devices = len(self._inputs)
+            num_devices = self._demand.source.num_devices
             best = min(
                 holders,
                 key=lambda h: (
@@ -195,10 +202,8 @@ class Schedule:
         return Move(tuple(sources), destination, monoid)
 
     def _input(self, holder: Holder, box: Box) -> Slice:
-        device, tile = holder[0], self._tiles[holder[1]]
-        return Slice(
-            device, Space.INPUT, self._inputs[device][tile.box, tile.part], box.relative_to(tile.box)
-        )
+        tile = self._tiles[holder[1]]
+        return Slice(holder[0], Space.INPUT, self._inputs[holder], box.relative_to(tile.box))
 
     def _output(self, device: int, buffer: int, box: Box) -> Slice:
         return Slice(device, Space.OUTPUT, buffer, box.relative_to(self._demand.needs[device][buffer]))

@@ -25,6 +25,7 @@ _BODY_PARAMETER = {
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "distributed_call": "jaxpr",
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "remat2": "jaxpr",

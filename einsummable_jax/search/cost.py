@@ -54,7 +54,7 @@ def _copy_costs(
     """Seconds and received bytes, floats ``[U, V]``, of copying final tiles."""
     missing = needed.volumes.T[:, None] - _common_volumes(held, needed)
     # As the engine moves: a copy reads and writes its whole box.
-    touched = 2 * needed.volumes.sum(axis=1)
+    touched = 2 * needed.volumes.T[:, None]
     seconds = topology.latency_s + _traffic_seconds(missing, touched, held, needed, itemsize, topology)
     total = missing.sum(axis=0)
     return np.where(total > 0, seconds, 0.0), total * itemsize
@@ -68,12 +68,13 @@ def _aggregation_costs(
     need = needed.volumes.T[:, None]
     parts = held.contributions.astype(np.float64)[None, :, None]
     owned = (held.volumes / (held.contributions[:, None] * held.copies)).T[:, :, None]
+    kept = np.minimum(owned, common)
     options = []
     for rounds, missing, touched in (
         (1, parts * need - common, (parts + 1) * need),
-        (2, (parts - 1) * owned + need - np.minimum(owned, common), (parts + 1) * owned + 2 * need),
+        (2, (parts - 1) * owned + need - kept, (parts + 1) * owned + 2 * (need - kept)),
     ):
-        seconds = _traffic_seconds(missing, touched.sum(axis=0), held, needed, itemsize, topology)
+        seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
         options.append((rounds * topology.latency_s + seconds, missing.sum(axis=0) * itemsize))
     (direct_s, direct_bytes), (two_shot_s, two_shot_bytes) = options
     scatter_first = two_shot_s < direct_s
@@ -82,11 +83,26 @@ def _aggregation_costs(
 
 def _common_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
     """Elements that each device both holds and needs, floats ``[p, U, V]``."""
-    common = np.ones((held.boxes.shape[1], len(held), len(needed)))
-    for (a, a_index), (b, b_index) in zip(held.patterns, needed.patterns, strict=True):
-        overlap = _overlap(a.swapaxes(0, 1)[:, :, None], b.swapaxes(0, 1)[:, None])
-        common *= overlap[:, a_index][:, :, b_index]
-    return common
+    patterns = [(a[:, :, None], b[:, None]) for a, b in _interval_patterns(held, needed)]
+    return _products([_overlap(a, b) for a, b in patterns], held, needed)
+
+
+def _interval_patterns(held: TileLayouts, needed: TileLayouts) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each dimension the intervals of each device in the distinct patterns held and needed, ``[p, k, 2]``."""
+    pairs = zip(held.patterns, needed.patterns, strict=True)
+    return [(a.swapaxes(0, 1), b.swapaxes(0, 1)) for (a, _), (b, _) in pairs]
+
+
+def _products(tables: Sequence[np.ndarray], held: TileLayouts, needed: TileLayouts) -> np.ndarray:
+    """Product over dimensions of tables over patterns, ``[n, k_held, k_needed]``: floats ``[n, U, V]``."""
+    count = held.boxes.shape[1] if not tables else len(tables[0])
+    product = np.ones((count, len(held), len(needed)))
+    for table, (_, a_index), (_, b_index) in zip(tables, held.patterns, needed.patterns, strict=True):
+        flat_index = a_index[:, None] * table.shape[2] + b_index
+        # Row by row: each stays in the cache.
+        for row, values in zip(product, table.reshape(count, -1), strict=True):
+            row *= values.take(flat_index)
+    return product
 
 
 def _traffic_seconds(
@@ -97,55 +113,64 @@ def _traffic_seconds(
     itemsize: int,
     topology: Topology,
 ) -> np.ndarray:
-    """Time, without latency, in which devices receive ``missing`` elements ``[p, U, V]``: floats ``[U, V]``.
+    """Time of one exchange without latency, floats ``[U, V]``.
 
-    On a machine of one shared memory, the time to read and write ``touched`` elements in all.
+    Args:
+      missing: Elements each device receives, floats ``[p, U, V]``.
+      touched: Elements each device reads and writes for it, floats that broadcast to the same shape. On a
+        machine of one shared memory they alone count, and add up.
+      held: What exists.
+      needed: What is wanted.
+      itemsize: Bytes per element.
+      topology: The machine.
     """
     if topology.shared:
-        return touched * (itemsize / topology.memory_bandwidth)
+        return touched.sum(axis=0) * (itemsize / topology.memory_bandwidth)
+    memory = touched.max(axis=0) / topology.memory_bandwidth
     if topology.links or topology.cuts:
-        return _busiest_link_seconds(missing, held, needed, itemsize, topology)
-    # Senders share the load: only where few devices hold all that is needed do they take longer than receivers.
-    sent = missing.sum(axis=0) / _senders(held, needed)
-    return np.maximum(missing.max(axis=0) / topology.ingress, sent / topology.egress) * itemsize
+        network = _busiest_link(missing, held, needed, topology)
+    else:
+        # Senders share the load: only where few devices hold all that is needed are they slower than receivers.
+        sent = missing.sum(axis=0) / _senders(held, needed)
+        network = np.maximum(missing.max(axis=0) / topology.ingress, sent / topology.egress)
+    return np.maximum(memory, network) * itemsize
 
 
 def _senders(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
     """How many devices hold something within the hull of all that is needed, floats ``[U, V]``."""
-    within = np.ones((held.boxes.shape[1], len(held), len(needed)), bool)
-    for dim, ((a, a_index), (b, b_index)) in enumerate(zip(held.patterns, needed.patterns, strict=True)):
-        hull = np.stack([b[..., 0].min(axis=-1), b[..., 1].max(axis=-1)], axis=-1)
-        if not (hull == (0, held.shape[dim])).all():
-            overlaps = _overlap(a.swapaxes(0, 1)[:, :, None], hull[None, None]) > 0
-            within &= overlaps[:, a_index][:, :, b_index]
-    return np.maximum(within.sum(axis=0), 1.0)
+    tables = []
+    for a, b in _interval_patterns(held, needed):
+        hull = np.stack([b[..., 0].min(axis=0), b[..., 1].max(axis=0)], axis=-1)
+        tables.append((_overlap(a[:, :, None], hull[None, None]) > 0).astype(np.float64))
+    return np.maximum(_products(tables, held, needed).sum(axis=0), 1.0)
 
 
 def _pair_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
     """Elements that each device could send to each other one, copies sharing the load, floats ``[p, p, U, V]``."""
     devices = held.boxes.shape[1]
-    pairs = np.ones((devices, devices, len(held), len(needed)))
-    for (a, a_index), (b, b_index) in zip(held.patterns, needed.patterns, strict=True):
-        overlap = _overlap(a.swapaxes(0, 1)[:, None, :, None], b.swapaxes(0, 1)[None, :, None])
-        pairs *= overlap[:, :, a_index][:, :, :, b_index]
+    tables = []
+    for a, b in _interval_patterns(held, needed):
+        overlap = _overlap(a[:, None, :, None], b[None, :, None])
+        tables.append(overlap.reshape(-1, *overlap.shape[2:]))
+    pairs = _products(tables, held, needed) if tables else np.ones((devices**2, len(held), len(needed)))
     share = np.where(held.same_tile > 0, 0.0, 1.0 / held.copies[:, :, None])
-    return pairs * np.moveaxis(share, 0, -1)[..., None]
+    return pairs.reshape(devices, devices, *pairs.shape[1:]) * np.moveaxis(share, 0, -1)[..., None]
 
 
-def _busiest_link_seconds(
-    missing: np.ndarray, held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology
+def _busiest_link(
+    missing: np.ndarray, held: TileLayouts, needed: TileLayouts, topology: Topology
 ) -> np.ndarray:
-    """Time of the busiest port, link or cut, floats ``[U, V]``."""
+    """Load over bandwidth of the busiest port, link or cut, elements by bytes/s, floats ``[U, V]``."""
     pairs = _pair_volumes(held, needed)
     # What a device misses comes from the others in proportion to what they hold of it.
     pairs *= (missing / np.maximum(pairs.sum(axis=0), 1.0))[None]
-    seconds = np.maximum(missing / topology.ingress, pairs.sum(axis=1) / topology.egress).max(axis=0)
+    busiest = np.maximum(missing / topology.ingress, pairs.sum(axis=1) / topology.egress).max(axis=0)
     for (source, destination), bandwidth in topology.links.items():
-        np.maximum(seconds, pairs[source, destination] / bandwidth, out=seconds)
+        np.maximum(busiest, pairs[source, destination] / bandwidth, out=busiest)
     for cut in topology.cuts:
         crossing = pairs[sorted(cut.sources)][:, sorted(cut.destinations)].sum(axis=(0, 1))
-        np.maximum(seconds, crossing / cut.bandwidth, out=seconds)
-    return seconds * itemsize
+        np.maximum(busiest, crossing / cut.bandwidth, out=busiest)
+    return busiest
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -155,20 +180,21 @@ def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def kernel_seconds(
-    flops: np.ndarray, touched_bytes: np.ndarray, flop_rate: float, calls: Sequence[int] | int, topology: Topology
+    flops: np.ndarray, touched_bytes: np.ndarray, flop_rate: float, topology: Topology
 ) -> np.ndarray:
-    """Roofline time of one kernel on every device.
+    """Roofline time of one kernel call on every device.
 
     Args:
       flops: Operations on each device, floats ``[C, p]``.
       touched_bytes: Bytes read and written on each device, floats ``[C, p]``.
       flop_rate: Operations per second.
-      calls: Kernel calls on each device.
-      topology: The machine; where its devices share cores, their work adds up.
+      topology: The machine. Where its devices share cores, their work adds up, and a core that waits for
+        memory computes nothing meanwhile.
 
     Returns:
       Seconds, floats ``[C]``.
     """
-    busy = np.maximum(flops / flop_rate, touched_bytes / topology.memory_bandwidth)
-    busy = busy + np.asarray(calls) * topology.kernel_s
-    return busy.sum(axis=-1) if topology.shared else busy.max(axis=-1)
+    compute_s, memory_s = flops / flop_rate, touched_bytes / topology.memory_bandwidth
+    if topology.shared:
+        return (compute_s + memory_s + topology.kernel_s).sum(axis=-1)
+    return (np.maximum(compute_s, memory_s) + topology.kernel_s).max(axis=-1)

@@ -12,6 +12,10 @@ import numpy as np
 from einsummable_jax.search.energy import Energy
 
 
+WORTH_DROPPING = 0.8
+"""States are dropped if the tables then hold at most this share of their entries."""
+
+
 class MessagePassing:
     """The messages of one energy; each :meth:`sweep` raises the bound.
 
@@ -21,12 +25,15 @@ class MessagePassing:
     Attributes:
       energy: The same; after :meth:`restrict`, over the states kept.
       states: For each variable, which of the original states are kept.
-      excess: For each variable, by how much an assignment with each of its states exceeds the bound at least.
+      forward_bound: The lower bound after the first half of the last sweep.
+      excess: For each variable, by how much an assignment with each of its states exceeds that at least: the
+        second half saw the state's min-marginal when the bound was no lower than that.
     """
 
     def __init__(self, energy: Energy) -> None:
         self.states = [np.arange(len(unary)) for unary in energy.unaries]
         self.excess = [np.zeros(len(unary)) for unary in energy.unaries]
+        self.forward_bound = -np.inf
         # (i, j) holds the message from i to j, over the states of j.
         self._messages: dict[tuple[int, int], np.ndarray] = {}
         for (i, j), table in energy.pairwise.items():
@@ -52,28 +59,34 @@ class MessagePassing:
           A lower bound of the energy, and an assignment chosen along the way.
         """
         states: list[int] = []
+        self.forward_bound = self.energy.constant
         for i in range(len(self.energy.unaries)):
             states.append(self._choose(i, states))
-            self._send(i, self._later[i])
+            self.forward_bound += self._send(i, self._later[i])
         bound = self.energy.constant
         for i in reversed(range(len(self.energy.unaries))):
             bound += self._send(i, self._earlier[i])
         return bound, states
 
-    def restrict(self, allowance: float) -> float:
-        """Drop the states that exceed the bound by more than ``allowance``; the share of table entries left."""
+    def restrict(self, cost: float) -> bool:
+        """Drop the states of which no assignment of at most ``cost`` can be, if that saves much of the work.
+
+        Returns:
+          Whether states were dropped.
+        """
+        allowance = max(cost - self.forward_bound, 0.0)
         keep = [np.flatnonzero(excess <= allowance) for excess in self.excess]
         before = sum(table.size for table in self.energy.pairwise.values())
         after = sum(len(keep[i]) * len(keep[j]) for i, j in self.energy.pairwise)
-        if after > 0.8 * before:
-            return 1.0
+        if after > WORTH_DROPPING * before or not before:
+            return False
         self.states = [old[k] for old, k in zip(self.states, keep, strict=True)]
         self.excess = [old[k] for old, k in zip(self.excess, keep, strict=True)]
         self._messages = {(i, j): message[keep[j]] for (i, j), message in self._messages.items()}
         unaries = [unary[k] for unary, k in zip(self.energy.unaries, keep, strict=True)]
         pairwise = {(i, j): t[np.ix_(keep[i], keep[j])] for (i, j), t in self.energy.pairwise.items()}
         self._use(Energy(unaries, pairwise, self.energy.constant))
-        return after / before
+        return True
 
     def _choose(self, i: int, states: Sequence[int]) -> int:
         """The best state of a variable given those chosen before it and the messages of those after it."""

@@ -220,7 +220,7 @@ class Model:
         for volume, itemsize in self._external_volumes(group, candidates):
             touched += volume * itemsize
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
-        return kernel_seconds(flops, touched, rate, 1, self.topology)
+        return kernel_seconds(flops, touched, rate, self.topology)
 
     def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
         """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""

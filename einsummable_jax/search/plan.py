@@ -97,3 +97,26 @@ class Plan:
     objective: str
     kernel_seconds: tuple[float, ...]
     statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The plan as a table, see :func:`einsummable_jax.search.report.format_plan`."""
+        from einsummable_jax.search.report import format_plan
+
+        return format_plan(self)
+
+    def to_json(self) -> str:
+        """The plan's decisions as JSON."""
+        from einsummable_jax.search.serialise import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str, graph: Graph) -> Plan:
+        """The plan written by :meth:`to_json`, for the same graph.
+
+        Raises:
+          ValueError: If the plan was made for another graph; names the first difference.
+        """
+        from einsummable_jax.search.serialise import from_json
+
+        return from_json(text, graph)

@@ -49,7 +49,7 @@ def minimise(
     *,
     starts: Sequence[Sequence[int]] = (),
     sweeps: int = 60,
-    tolerance: float = 1e-4,
+    tolerance: float = 5e-4,
     max_entries: int = MAX_STEP_ENTRIES,
     interner: Interner | None = None,
     progress: Callable[[str], None] | None = None,
@@ -99,20 +99,20 @@ def _minimise_core(
     for sweep in range(sweeps):
         swept_bound, chosen = messages.sweep()
         bound = max(bound, swept_bound)
-        if messages.energy.value(chosen) < PROMISING * value:
-            chosen = improve(messages.energy, chosen, rounds=2, seed=sweep)
+        if sweep % 5 == 4 or messages.energy.value(chosen) < PROMISING * value:
+            chosen = improve(messages.energy, chosen, rounds=3, seed=sweep)
         if (swept := messages.energy.value(chosen)) < value:
             best, value = [int(kept[x]) for kept, x in zip(messages.states, chosen, strict=True)], swept
         if value - bound <= tolerance * abs(value):
             break
-        if sweep % 3 == 2 and messages.restrict(value * (1 + 1e-9) - bound) < 1.0:
+        if sweep % 3 == 2 and messages.restrict(value * (1 + 1e-9)):
             order = elimination_order(messages.energy, max_entries)
             if order is not None:
                 chosen = minimise_exactly(messages.energy, order)
                 states = [int(kept[x]) for kept, x in zip(messages.states, chosen, strict=True)]
                 return states, math.inf, "message passing, then elimination"
         if progress and time.monotonic() - last > 1.0:
-            progress(f"search: pass {sweep + 1}, cost {value:.6g}, lower bound {bound:.6g} entries {sum(t.size for t in messages.energy.pairwise.values())}")
+            progress(f"search: pass {sweep + 1}, cost {value:.6g}, lower bound {bound:.6g}")
             last = time.monotonic()
     assert best is not None
     return improve(energy, best, rounds=6, seed=sweeps), bound, "message passing"

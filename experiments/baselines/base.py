@@ -115,6 +115,7 @@ class BuiltBaseline:
             block_function(self.config, self.workload, self.constrain),
             in_shardings=inputs,
             out_shardings=outputs if self.baseline.imposes_output else None,
+            donate_argnums=self.workload.donated,
         )
 
     def compile(self) -> jax.stages.Compiled:

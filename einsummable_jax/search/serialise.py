@@ -1,0 +1,116 @@
+"""Plans as JSON: the decisions alone; a stale plan is refused, naming the first operation that differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from einsummable_jax.graph import Graph
+from einsummable_jax.layout import Box, MeshLayout
+from einsummable_jax.search.assemble import assemble
+from einsummable_jax.search.plan import Decomposition, Plan
+
+FORMAT = 1
+
+
+def to_json(plan: Plan) -> str:
+    """The plan's decisions and costs, and a description of the graph they are for."""
+    distinct = {id(d): d for d in plan.decompositions}
+    position = {key: number for number, key in enumerate(distinct)}
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "graph": list(describe(plan.graph)),
+            "num_devices": plan.num_devices,
+            "decompositions": [
+                {"words": d.words, "calls": [[box.bounds for box in calls] for calls in d.calls]}
+                for d in distinct.values()
+            ],
+            "operations": [position[id(d)] for d in plan.decompositions],
+            "inputs": [layout.axes for layout in plan.inputs],
+            "outputs": [layout.axes for layout in plan.outputs],
+            "exchanges": [[e.seconds, e.bytes_received] for e in plan.exchanges],
+            "cost": plan.cost,
+            "lower_bound": plan.lower_bound,
+            "objective": plan.objective,
+            "kernel_seconds": plan.kernel_seconds,
+            "statistics": plan.statistics,
+        }
+    )
+
+
+def from_json(text: str, graph: Graph) -> Plan:
+    """The plan that :func:`to_json` wrote, for the same graph.
+
+    Raises:
+      ValueError: If the text is of another format, or was written for another graph.
+    """
+    data = json.loads(text)
+    if data.get("format") != FORMAT:
+        raise ValueError(f"plan format {data.get('format')!r}, expected {FORMAT}: plan again")
+    _check_graph(data["graph"], graph)
+    num_devices = data["num_devices"]
+    distinct = [
+        Decomposition(tuple(tuple(_box(bounds) for bounds in calls) for calls in d["calls"]), d["words"])
+        for d in data["decompositions"]
+    ]
+    plan = assemble(
+        graph,
+        [distinct[number] for number in data["operations"]],
+        [_layout(num_devices, axes) for axes in data["inputs"]],
+        [_layout(num_devices, axes) for axes in data["outputs"]],
+        objective=data["objective"],
+        cost=data["cost"],
+        lower_bound=data["lower_bound"],
+        kernel_seconds=data["kernel_seconds"],
+        statistics=data["statistics"],
+    )
+    if len(plan.exchanges) != len(data["exchanges"]):
+        raise ValueError(f"plan of {len(data['exchanges'])} exchanges, {len(plan.exchanges)} result: plan again")
+    priced = [
+        dataclasses.replace(exchange, seconds=seconds, bytes_received=tuple(received))
+        for exchange, (seconds, received) in zip(plan.exchanges, data["exchanges"], strict=True)
+    ]
+    return dataclasses.replace(plan, exchanges=tuple(priced))
+
+
+def describe(graph: Graph) -> Iterator[str]:
+    """The graph as text, a line each for the boundary, every operation, and what they compute."""
+
+    def array(tensor: int) -> str:
+        value = graph.tensors[tensor]
+        literal = f"={graph.literals[tensor]}" if tensor in graph.literals and not value.shape else ""
+        return f"%{tensor}:{value.dtype}{list(value.shape)}{literal}"
+
+    yield "inputs " + " ".join(array(t) for t in graph.inputs)
+    for op in graph.operations:
+        labels = " ".join(f"{x.name}={x.extent}({x.role.value})" for x in op.spec.labels)
+        maps = hashlib.sha256(repr((op.spec.operands, op.spec.results)).encode()).hexdigest()[:12]
+        operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
+        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}"
+    yield "outputs " + " ".join(array(t) for t in graph.outputs)
+    yield f"state {list(graph.state)}"
+
+
+def _check_graph(lines: list[str], graph: Graph) -> None:
+    for number, (planned, given) in enumerate(itertools.zip_longest(lines, describe(graph))):
+        if planned != given:
+            source = graph.operations[number - 1].source if 0 < number <= len(graph.operations) else ""
+            raise ValueError(
+                f"the plan was made for another graph; they differ first at line {number} {source}:\n"
+                f"  planned: {planned or 'nothing more'}\n"
+                f"  given:   {given or 'nothing more'}\n"
+                "plan again for this function and these shapes"
+            )
+
+
+def _box(bounds: Any) -> Box:
+    return Box(tuple((start, stop) for start, stop in bounds))
+
+
+def _layout(num_devices: int, axes: Any) -> MeshLayout:
+    return MeshLayout(num_devices, tuple(tuple(dim) for dim in axes))

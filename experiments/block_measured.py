@@ -1,0 +1,177 @@
+"""The measured half of the LLaMA-block experiment: every program on this machine's CPU devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import einsummable_jax
+from einsummable_jax.custom_calls import engine
+from experiments import hlo
+from experiments.baselines import BASELINES, MEGATRON_FAMILY, DoesNotApply, build
+from experiments.common import interleaved_seconds, median_ms
+from experiments.models.llama import LlamaConfig
+from experiments.workloads import Workload, block_function, make_arguments
+
+OURS, SINGLE = "distribute", "single device"
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
+"""Largest difference from the single-device result, relative to that result's largest element."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One way to run a workload.
+
+    Attributes:
+      name: Baseline's name, or :data:`OURS`, or :data:`SINGLE`.
+      call: Runs it once on arguments in place.
+      row: What is known of it without timing.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    row: dict[str, Any]
+
+
+def measure(
+    config: LlamaConfig, workload: Workload, devices: Sequence[jax.Device], repeats: int
+) -> list[dict[str, Any]]:
+    """Time one workload on every baseline and on ours, interleaved.
+
+    Returns:
+      A row per program, in the order single device, baselines (with ``skipped``, a reason, for those that do
+      not apply), ours.
+
+    Raises:
+      ArithmeticError: If a result differs from the single-device one.
+    """
+    arguments = make_arguments(config=config, workload=workload)
+    single = _single(config, workload, arguments, devices[0])
+    reference = _leaves(single.call())
+    programs, skipped = [single], []
+    for name in BASELINES:
+        try:
+            programs.append(_baseline(name, config, workload, arguments, devices, reference))
+        except DoesNotApply as reason:
+            skipped.append({"program": name, "skipped": str(reason)})
+    programs.append(_ours(config, workload, arguments, devices, reference))
+    seconds = interleaved_seconds({program.name: program.call for program in programs}, repeats)
+    rows = [
+        program.row
+        | {
+            "program": program.name,
+            "median_ms": median_ms(seconds[program.name]),
+            "minimum_ms": min(seconds[program.name]) * 1e3,
+        }
+        for program in programs
+    ]
+    rows[-1] |= _ratios(rows)
+    tags = {"part": "measured", "workload": workload.name, "dtype": np.dtype(config.dtype).name}
+    return [tags | row for row in (*rows[:-1], *skipped, rows[-1])]
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    times = {row["program"]: row["median_ms"] for row in rows}
+    ours_ms = times[OURS]
+    best = min(set(times) - {OURS, SINGLE}, key=times.__getitem__)
+    megatron_ms = min(times[name] for name in MEGATRON_FAMILY if name in times)
+    return {
+        "best_baseline": best,
+        "best_baseline_ms": times[best],
+        "best_baseline_collective_bytes": next(r["collective_bytes"] for r in rows if r["program"] == best),
+        "ratio_best": times[best] / ours_ms,
+        "ratio_megatron": megatron_ms / ours_ms,
+    }
+
+
+def _single(config: LlamaConfig, workload: Workload, arguments: Any, device: jax.Device) -> Program:
+    function = jax.jit(block_function(config, workload), donate_argnums=workload.donated)
+    return Program(SINGLE, _caller(function, _own(jax.device_put(arguments, device), workload)), {})
+
+
+def _baseline(
+    name: str,
+    config: LlamaConfig,
+    workload: Workload,
+    arguments: Any,
+    devices: Sequence[jax.Device],
+    reference: list[np.ndarray],
+) -> Program:
+    built = build(BASELINES[name](config, workload, len(devices)), config, workload, devices)
+    module = hlo.parse(built.compile().as_text() or "")
+    call = _caller(built.function, _own(built.place(arguments), workload))
+    difference = _difference(name, _leaves(built.unrepeat(call())), reference, config)
+    row = {
+        "collective_bytes": hlo.collective_bytes(module),
+        "collectives": len(hlo.collectives(module)),
+        "max_relative_difference": difference,
+    }
+    return Program(name, call, row)
+
+
+def _ours(
+    config: LlamaConfig,
+    workload: Workload,
+    arguments: Any,
+    devices: Sequence[jax.Device],
+    reference: list[np.ndarray],
+) -> Program:
+    function = einsummable_jax.distribute(
+        block_function(config, workload), devices=devices, donate_argnums=workload.donated
+    )
+    plan = function.plan(*arguments)
+    call = _caller(function, _own(function.place(*arguments), workload))
+    engine.reset_counters()
+    result = jax.block_until_ready(call())
+    counted = sum(received for _, received in engine.counters().values())
+    row = {
+        "predicted_exchange_bytes": sum(sum(exchange.bytes_received) for exchange in plan.exchanges),
+        "counted_exchange_bytes": counted,
+        "exchanges": len(plan.exchanges),
+        "max_relative_difference": _difference(OURS, _leaves(result), reference, config),
+    }
+    return Program(OURS, call, row)
+
+
+def _own(placed: tuple[Any, ...], workload: Workload) -> tuple[Any, ...]:
+    """Arguments whose donated ones nobody else holds: placing may have returned the very same arrays."""
+    fresh = [jax.tree.map(lambda a: a.copy(), placed[n]) if n in workload.donated else placed[n] for n in range(len(placed))]
+    return tuple(fresh)
+
+
+def _caller(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    """Calls ``function`` on the same arguments each time; a decoding step's cache is carried along."""
+    held = list(arguments)
+
+    def call() -> Any:
+        result = function(*held)
+        if len(held) > 2:
+            held[2] = result[1]
+        return result
+
+    return call
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    return [np.array(leaf, np.float32) for leaf in jax.tree.leaves(tree)]
+
+
+def _difference(
+    name: str, results: list[np.ndarray], reference: list[np.ndarray], config: LlamaConfig
+) -> float:
+    difference = max(
+        float(np.max(np.abs(result - expected)) / np.max(np.abs(expected)))
+        for result, expected in zip(results, reference, strict=True)
+    )
+    tolerance = TOLERANCES[np.dtype(config.dtype).name]
+    if not difference <= tolerance:
+        raise ArithmeticError(
+            f"{name} differs from the single-device result by {difference:.2e} of its largest element; "
+            f"{tolerance:.0e} is allowed for {np.dtype(config.dtype).name}"
+        )
+    return difference

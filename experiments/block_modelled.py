@@ -1,0 +1,105 @@
+"""The modelled half of the LLaMA-block experiment: every program on a machine of GPUs, at full width.
+
+Programs are compiled for CPU devices at that width, without allocating an argument, and their HLO is
+put through one roofline (`experiments.roofline`): the baselines with their collectives, ours with the
+modelled time of its exchanges in the place of custom calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+import einsummable_jax
+from einsummable_jax.topology import Topology
+from experiments import hlo
+from experiments.baselines import BASELINES, MEGATRON_FAMILY, DoesNotApply, build
+from experiments.block_measured import OURS
+from experiments.models.llama import LlamaConfig
+from experiments.roofline import ModelledTime, halved_elements, kernel_seconds, modelled_time
+from experiments.workloads import Workload, argument_shapes, block_function
+
+
+def model(
+    config: LlamaConfig, workload: Workload, devices: Sequence[jax.Device], topology: Topology
+) -> list[dict[str, Any]]:
+    """Modelled time, as if in bfloat16, of one workload on every baseline and on ours.
+
+    Args:
+      config: Sizes, in float32 (see :func:`experiments.roofline.halved_elements`).
+      workload: What to run.
+      devices: CPU devices to compile for, as many as the machine has.
+      topology: The machine.
+
+    Returns:
+      A row per program, ours last.
+    """
+    machine = halved_elements(topology)
+    times: dict[str, ModelledTime] = {}
+    rows: list[dict[str, Any]] = []
+    for name in BASELINES:
+        try:
+            baseline = BASELINES[name](config, workload, len(devices))
+        except DoesNotApply as reason:
+            rows.append({"program": name, "skipped": str(reason)})
+            continue
+        module = hlo.parse(build(baseline, config, workload, devices).compile().as_text() or "")
+        times[name] = modelled_time(module, machine, scatters_sums=baseline.scatters_sums)
+        rows.append({"program": name} | _row(times[name]))
+    ours, row = _ours(config, workload, devices, machine)
+    best = min(times, key=lambda name: times[name].total_s)
+    megatron_s = min(times[name].total_s for name in MEGATRON_FAMILY if name in times)
+    arithmetic_s = arithmetic_seconds(config, workload, len(devices), machine)
+    rows.append(
+        {"program": OURS}
+        | _row(ours)
+        | row
+        | {
+            "best_baseline": best,
+            "best_baseline_us": times[best].total_s * 1e6,
+            "ratio_best": times[best].total_s / ours.total_s,
+            "ratio_megatron": megatron_s / ours.total_s,
+            "arithmetic_alone_us": arithmetic_s * 1e6,
+            "over_arithmetic_alone": ours.total_s / arithmetic_s,
+        }
+    )
+    return [{"part": "modelled", "workload": workload.name, "machine": topology.name} | row for row in rows]
+
+
+def _row(time: ModelledTime) -> dict[str, float]:
+    return {
+        "modelled_us": time.total_s * 1e6,
+        "kernel_us": time.kernel_s * 1e6,
+        "communication_us": time.communication_s * 1e6,
+    }
+
+
+def _ours(
+    config: LlamaConfig, workload: Workload, devices: Sequence[jax.Device], machine: Topology
+) -> tuple[ModelledTime, dict[str, Any]]:
+    function = einsummable_jax.distribute(
+        block_function(config, workload), devices=devices, topology=machine, donate_argnums=workload.donated
+    )
+    shapes = argument_shapes(config, workload)
+    plan = function.plan(*shapes)
+    module = hlo.parse(function.lower(*shapes).compile().as_text())
+    exchange_s = sum(exchange.seconds for exchange in plan.exchanges)
+    row = {"plan_us": plan.cost * 1e6, "plan_lower_bound_us": plan.lower_bound * 1e6}
+    return ModelledTime(kernel_seconds(module, machine), exchange_s), row
+
+
+def arithmetic_seconds(
+    config: LlamaConfig, workload: Workload, num_devices: int, machine: Topology
+) -> float:
+    """The least any plan could take: the larger of all matrix products at peak rate, spread evenly over the
+    devices, and one pass over all arguments and results at full memory bandwidth."""
+    function, shapes = block_function(config, workload), argument_shapes(config, workload)
+    compiled = jax.jit(function, donate_argnums=workload.donated).lower(*shapes).compile()
+    flops = hlo.dot_flops(hlo.parse(compiled.as_text() or ""))
+    arrays = [*jax.tree.leaves(shapes[:2]), *jax.tree.leaves(shapes[2:3]), shapes[1]]
+    touched_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+    rate = machine.flop_rate("float32")
+    return max(flops / rate, touched_bytes / machine.memory_bandwidth) / num_devices

@@ -1,0 +1,151 @@
+"""One LLaMA block on five workloads: our plan against hand-written shardings, measured and modelled.
+
+Usage: ``python -m experiments.llama_block --devices=8 [--dtype=bf16] [--json=FILE] [--plot=FILE.png]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from absl import app, flags
+
+from einsummable_jax.topology import machine
+from experiments import common
+from experiments.block_measured import OURS, measure
+from experiments.block_modelled import model
+from experiments.workloads import LLAMA_7B_CONFIG, MEASURED_CONFIG, WORKLOADS
+
+_DTYPE = flags.DEFINE_enum("dtype", "f32", ["f32", "bf16"], "Type of parameters and activations when measuring.")
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed rounds per workload.", lower_bound=1)
+_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), f"Which of {', '.join(WORKLOADS)}.")
+_MEASURED = flags.DEFINE_bool("measured", True, "Measure on this machine's CPU devices.")
+_MODELLED = flags.DEFINE_bool("modelled", True, "Model on a dgx_a100 at LLaMA-7B width.")
+
+_SCALE = 8
+"""The modelled workloads have this many times the tokens (a decoding step: the cache)."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the experiment."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}")
+    devices = common.start_devices()
+    workloads = [WORKLOADS[name] for name in _WORKLOADS.value]
+    config = dataclasses.replace(MEASURED_CONFIG, dtype={"f32": jnp.float32, "bf16": jnp.bfloat16}[_DTYPE.value])
+    rows: list[dict[str, Any]] = []
+    for workload in workloads if _MEASURED.value else ():
+        rows += (found := measure(config, workload, devices, _REPEATS.value))
+        _print_measured(found)
+    topology = machine("dgx_a100", len(devices))
+    for workload in workloads if _MODELLED.value else ():
+        rows += (found := model(LLAMA_7B_CONFIG, workload.scaled(_SCALE), devices, topology))
+        _print_modelled(found)
+    summary = summarise(rows)
+    common.print_table("Summary", ("", "value"), ((name, f"{value:.3f}") for name, value in summary.items()))
+    common.write_json(rows, summary)
+    if common.PLOT_FILE.value:
+        _plot(rows, common.PLOT_FILE.value)
+    if disagreements := _disagreements(rows):
+        sys.exit(disagreements)
+
+
+def summarise(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """The experiment's figures over all workloads; ratios are the baseline's time over ours."""
+    ours = [row for row in rows if row["program"] == OURS]
+    summary = {}
+    for part, prefix in (("measured", ""), ("modelled", "modelled_")):
+        chosen = [row for row in ours if row["part"] == part]
+        if chosen:
+            summary |= {
+                f"{prefix}geomean_ratio_best": common.geometric_mean(row["ratio_best"] for row in chosen),
+                f"{prefix}min_ratio_best": min(row["ratio_best"] for row in chosen),
+                f"{prefix}geomean_ratio_megatron": common.geometric_mean(row["ratio_megatron"] for row in chosen),
+            }
+    return summary
+
+
+def _disagreements(rows: Iterable[dict[str, Any]]) -> str:
+    """Where the bytes that the engine counted are not those that the plan predicted."""
+    lines = [
+        f"{row['workload']}: the plan predicts {row['predicted_exchange_bytes']} bytes exchanged, "
+        f"the engine counted {row['counted_exchange_bytes']}"
+        for row in rows
+        if row.get("predicted_exchange_bytes") != row.get("counted_exchange_bytes")
+    ]
+    return "\n".join(lines)
+
+
+def _print_measured(rows: list[dict[str, Any]]) -> None:
+    def cells(row: dict[str, Any]) -> tuple[str, ...]:
+        if "skipped" in row:
+            return row["program"], "-", "-", "", "", "", f"skipped: {row['skipped']}"
+        moved = row.get("collective_bytes", row.get("counted_exchange_bytes", 0))
+        note = ""
+        if "ratio_best" in row:
+            note = f"{row['best_baseline']} / ours {row['ratio_best']:.3f}, megatron / ours {row['ratio_megatron']:.3f}"
+        return (
+            row["program"],
+            f"{row['median_ms']:.2f}",
+            f"{row['minimum_ms']:.2f}",
+            f"{moved / 1e6:.3f}",
+            f"{row['predicted_exchange_bytes'] / 1e6:.3f}" if "predicted_exchange_bytes" in row else "",
+            f"{row['max_relative_difference']:.1e}" if "max_relative_difference" in row else "",
+            note,
+        )
+
+    title = f"LLaMA block {rows[0]['workload']}, {rows[0]['dtype']}, measured on {common.DEVICES.value} CPU devices"
+    columns = ("program", "median ms", "min ms", "moved MB", "predicted MB", "difference", "")
+    common.print_table(title, columns, map(cells, rows))
+
+
+def _print_modelled(rows: list[dict[str, Any]]) -> None:
+    def cells(row: dict[str, Any]) -> tuple[str, ...]:
+        if "skipped" in row:
+            return row["program"], "-", "-", "-", f"skipped: {row['skipped']}"
+        note = ""
+        if "ratio_best" in row:
+            note = (
+                f"{row['best_baseline']} / ours {row['ratio_best']:.3f}, megatron / ours {row['ratio_megatron']:.3f}, "
+                f"{row['over_arithmetic_alone']:.2f} x the {row['arithmetic_alone_us']:.0f} us of arithmetic alone"
+            )
+        times = (f"{row[key]:.0f}" for key in ("modelled_us", "kernel_us", "communication_us"))
+        return row["program"], *times, note
+
+    config = LLAMA_7B_CONFIG
+    title = (
+        f"LLaMA-7B block (d={config.dim}, {config.heads} heads, {config.kv_heads} kv heads, ffn {config.ffn}) "
+        f"{rows[0]['workload']}, bf16, modelled on {rows[0]['machine']}"
+    )
+    common.print_table(title, ("program", "total us", "kernels us", "moving us", ""), map(cells, rows))
+
+
+def _plot(rows: list[dict[str, Any]], path: str) -> None:
+    units = {"measured": "median_ms", "modelled": "modelled_us"}
+    parts = [part for part in units if any(row["part"] == part for row in rows)]
+    figure, axes = common.figure(len(parts), width=9)
+    for axis, part in zip(axes[0], parts, strict=True):
+        _bars(axis, [row for row in rows if row["part"] == part and units[part] in row], units[part])
+        axis.set_title(f"LLaMA block, {part}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _bars(axis: Any, rows: list[dict[str, Any]], value: str) -> None:
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    programs = list(dict.fromkeys(row["program"] for row in rows))
+    for number, program in enumerate(programs):
+        chosen = [row for row in rows if row["program"] == program]
+        at = [workloads.index(row["workload"]) + 0.8 * number / len(programs) - 0.4 for row in chosen]
+        color = "black" if program == OURS else None
+        axis.bar(at, [row[value] for row in chosen], 0.8 / len(programs), align="edge", label=program, color=color)
+    axis.set_xticks(range(len(workloads)), workloads)
+    axis.set_ylabel(value.replace("_", " "))
+    axis.legend(fontsize=7)
+
+
+if __name__ == "__main__":
+    app.run(main)
