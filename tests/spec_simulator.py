@@ -19,21 +19,23 @@ Cover = list[Box]
 
 def random_cover(spec: JoinAggSpec, rng: np.random.Generator, max_calls: int = 16) -> Cover:
     """A random grid of at most ``max_calls`` boxes that the spec admits: uneven cuts of some of its labels."""
-    parts = []
-    for label in spec.labels:
-        cuts: Sequence[int] = ()
-        if label.role is not Role.REPLICATED and label.extent > 1 and rng.random() < 0.7:
-            count = int(rng.integers(1, 3))
-            cuts = range(1, label.extent) if rng.random() < 0.3 else rng.integers(1, label.extent, count).tolist()
-        parts.append([0, *sorted(set(cuts)), label.extent])
+    parts = [[0, label.extent] for label in spec.labels]
+    cuttable = [i for i, n in enumerate(spec.labels) if n.role is not Role.REPLICATED and n.extent > 1]
+    chosen = [i for i in cuttable if rng.random() < 0.6] or cuttable[-1:]
+    for i in chosen:
+        extent = spec.labels[i].extent
+        cuts = range(1, extent) if rng.random() < 0.3 else rng.integers(1, extent, rng.integers(1, 3)).tolist()
+        parts[i] = [0, *sorted(set(cuts)), extent]
     while True:
         if math.prod(len(p) - 1 for p in parts) <= max_calls:
             cover = [Box(c) for c in itertools.product(*(list(itertools.pairwise(p)) for p in parts))]
             if all(spec.admits(box) for box in cover):
                 return cover
-        cut = [i for i, p in enumerate(parts) if len(p) > 2]
-        victim = cut[int(rng.integers(len(cut)))]
-        parts[victim] = [0, spec.labels[victim].extent]
+        # Fewer parts, then fewer labels, minor ones first: a merged dimension is cut by its major label.
+        victim = max(chosen, key=lambda i: (min(len(parts[i]), 4), i))
+        parts[victim] = [0, *parts[victim][2:]] if len(parts[victim]) > 2 else parts[victim]
+        if all(len(parts[i]) == 2 for i in chosen):
+            return [spec.space]
 
 
 def local_call(spec: JoinAggSpec, box: Box, zero: Any) -> LocalCall:
@@ -99,7 +101,7 @@ def _aggregate(spec: JoinAggSpec, tiles: dict[Box, jax.Array], target: Box, out:
 def _assemble(tiles: dict[Box, Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     out, count = np.zeros(shape, dtype), np.zeros(shape, int)
     for box, tile in tiles.items():
-        out[box.slices()] = tile
+        out[box.slices()] = np.asarray(tile)
         count[box.slices()] += 1
     assert (count == 1).all(), "tiles overlap or leave gaps"
     return out

@@ -24,6 +24,10 @@ double TimeoutFromEnvironment() {
   return value > 0 ? value : kDefaultTimeoutS;
 }
 
+bool SameProgram(const Exchange& a, const Exchange& b) {
+  return &a == &b || a.program->encoding == b.program->encoding;
+}
+
 // In a forked child the parent's threads do not exist and its locks may be held for ever.
 void ForgetInChild() {
   global.store(nullptr);
@@ -70,8 +74,7 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
   }
   Occurrences& occurrences = exchanges_[key];
   if (occurrences.next_of_rank.empty()) occurrences.next_of_rank.resize(exchange->program->num_devices);
-  if (!occurrences.open.empty() &&
-      occurrences.open.front()->exchange().program->encoding != exchange->program->encoding) {
+  if (!occurrences.open.empty() && !SameProgram(occurrences.open.front()->exchange(), *exchange)) {
     error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): device rank " +
             std::to_string(rank) + " runs another program under the same exchange id than the ranks before it";
     return nullptr;

@@ -12,7 +12,7 @@ import numpy as np
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 MAX_CANDIDATES = 400
-"""Beyond this many, only cuts whose axes lie side by side in the mesh are tried."""
+"""Beyond this many, only cuts whose axes lie side by side in the mesh are tried, then only those of few labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,8 +86,9 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
         [np.prod(np.where(choices == label, sizes, 1), axis=1) for label in range(len(extents))] or [[]], axis=-1
     ).reshape(len(choices), len(extents))
     keep = (parts <= np.maximum(np.array(extents, np.int64), 1)).all(axis=1)
-    if keep.sum() > MAX_CANDIDATES:
-        keep &= _axes_side_by_side(choices)
+    for fits in (_axes_side_by_side, _two_labels, _labels_in_order):
+        if keep.sum() > MAX_CANDIDATES:
+            keep &= fits(choices)
     choices, parts = choices[keep], parts[keep].astype(np.int64)
     bounds = np.zeros((len(choices), num_devices, len(extents), 2), np.int64)
     cells = np.zeros((len(choices), num_devices, len(extents)), np.int64)
@@ -106,6 +107,17 @@ def _axes_side_by_side(choices: np.ndarray) -> np.ndarray:
     changes = (np.diff(choices, axis=1) != 0).sum(axis=1) + 1
     ordered = np.sort(choices, axis=1)
     return changes == (np.diff(ordered, axis=1) != 0).sum(axis=1) + 1
+
+
+def _two_labels(choices: np.ndarray) -> np.ndarray:
+    """Whether each row cuts at most two labels, booleans ``[C]``."""
+    ordered = np.sort(choices, axis=1)
+    return (np.diff(ordered, axis=1, prepend=-1) != 0).sum(axis=1) <= 2
+
+
+def _labels_in_order(choices: np.ndarray) -> np.ndarray:
+    """Whether the labels of each row ascend, booleans ``[C]``."""
+    return (np.diff(choices, axis=1) >= 0).all(axis=1)
 
 
 @functools.lru_cache(maxsize=4096)

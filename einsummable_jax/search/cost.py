@@ -145,32 +145,34 @@ def _senders(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
     return np.maximum(_products(tables, held, needed).sum(axis=0), 1.0)
 
 
-def _pair_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
-    """Elements that each device could send to each other one, copies sharing the load, floats ``[p, p, U, V]``."""
-    devices = held.boxes.shape[1]
-    tables = []
-    for a, b in _interval_patterns(held, needed):
-        overlap = _overlap(a[:, None, :, None], b[None, :, None])
-        tables.append(overlap.reshape(-1, *overlap.shape[2:]))
-    pairs = _products(tables, held, needed) if tables else np.ones((devices**2, len(held), len(needed)))
-    share = np.where(held.same_tile > 0, 0.0, 1.0 / held.copies[:, :, None])
-    return pairs.reshape(devices, devices, *pairs.shape[1:]) * np.moveaxis(share, 0, -1)[..., None]
-
-
 def _busiest_link(
     missing: np.ndarray, held: TileLayouts, needed: TileLayouts, topology: Topology
 ) -> np.ndarray:
     """Load over bandwidth of the busiest port, link or cut, elements by bytes/s, floats ``[U, V]``."""
-    pairs = _pair_volumes(held, needed)
-    # What a device misses comes from the others in proportion to what they hold of it.
-    pairs *= (missing / np.maximum(pairs.sum(axis=0), 1.0))[None]
-    busiest = np.maximum(missing / topology.ingress, pairs.sum(axis=1) / topology.egress).max(axis=0)
-    for (source, destination), bandwidth in topology.links.items():
-        np.maximum(busiest, pairs[source, destination] / bandwidth, out=busiest)
-    for cut in topology.cuts:
-        crossing = pairs[sorted(cut.sources)][:, sorted(cut.destinations)].sum(axis=(0, 1))
-        np.maximum(busiest, crossing / cut.bandwidth, out=busiest)
-    return busiest
+    busiest = missing.max(axis=0) / topology.ingress
+    sent = np.zeros_like(missing)
+    crossing = [np.zeros_like(busiest) for _ in topology.cuts]
+    for receiver in range(len(missing)):
+        sources = _sources(held, needed, receiver)
+        # What a device misses comes from the others in proportion to what they hold of it.
+        sources *= missing[receiver] / np.maximum(sources.sum(axis=0), 1.0)
+        sent += sources
+        for sender, volume in enumerate(sources):
+            if (bandwidth := topology.links.get((sender, receiver))) is not None:
+                np.maximum(busiest, volume / bandwidth, out=busiest)
+        for total, cut in zip(crossing, topology.cuts, strict=True):
+            if receiver in cut.destinations:
+                total += sources[sorted(cut.sources)].sum(axis=0)
+    loads = [total / cut.bandwidth for total, cut in zip(crossing, topology.cuts, strict=True)]
+    return np.maximum.reduce([busiest, sent.max(axis=0) / topology.egress, *loads])
+
+
+def _sources(held: TileLayouts, needed: TileLayouts, receiver: int) -> np.ndarray:
+    """Elements that each device could send to one, copies sharing the load, floats ``[p, U, V]``."""
+    patterns = _interval_patterns(held, needed)
+    tables = [_overlap(a[:, :, None], b[None, None, receiver]) for a, b in patterns]
+    share = np.where(held.same_tile[:, receiver] > 0, 0.0, 1.0 / held.copies)
+    return _products(tables, held, needed) * share.T[:, :, None]
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -10,14 +11,14 @@ from typing import Any
 
 import jax
 
-from einsummable_jax._compat import core
+from einsummable_jax._compat import core, pe
 from einsummable_jax.search import Plan
 from einsummable_jax.topology import Topology, detect
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
 from einsummable_jax.transform.launch import Executable, in_place, place
 from einsummable_jax.transform.planner import Options, prepare
 from einsummable_jax.transform.primitive import CallSite, bind
-from einsummable_jax.transform.stages import Lowered, Traced
+from einsummable_jax.transform.stages import Lowered, Program, Traced
 
 _LARGE_BYTES = 1 << 20
 """Arguments from this size on are worth a warning when every call moves them again."""
@@ -40,6 +41,7 @@ class Distributed:
         self._options = options
         self._lock = threading.RLock()
         self._cache: dict[Any, Traced] = {}
+        self._programs: dict[Any, Program] = {}
         self._transfers: dict[tuple[int, int], int] = {}
         self._warned: set[str] = set()
 
@@ -52,19 +54,23 @@ class Distributed:
         if any([isinstance(leaf, core.Tracer) for leaf in call.leaves]):
             return self._bind(call)
         traced = self._traced(call)
-        if any([isinstance(value, core.Tracer) for value in traced.constants]):
+        if traced.program.closes_over_tracers:
             return self._bind(call)
         leaves = self._place(traced, call.leaves, warn=True)
         results = traced.executable.run([*traced.placed_constants, *leaves])
-        return jax.tree_util.tree_unflatten(traced.out_tree, results)
+        return jax.tree_util.tree_unflatten(traced.program.out_tree, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments, which may be `jax.ShapeDtypeStruct` s; nothing runs."""
-        return self._traced(self._signature.call(args, kwargs)).plan
+        return self.trace(*args, **kwargs).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Plan and lower for these arguments, which may be `jax.ShapeDtypeStruct` s."""
-        return self._traced(self._signature.call(args, kwargs)).lower()
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Trace and plan for these arguments, which may be `jax.ShapeDtypeStruct` s."""
+        return self._traced(self._signature.call(args, kwargs))
 
     def place(self, *args: Any, **kwargs: Any) -> Any:
         """Put arguments in the plan's layout, once, so that calls in a loop need not move them.
@@ -90,7 +96,7 @@ class Distributed:
 
     def _note_transfer(self, traced: Traced, number: int) -> None:
         """Warn, once per argument, when a large argument is moved on call after call."""
-        struct, name = traced.call.leaves[number], traced.names[number]
+        struct, name = traced.program.call.leaves[number], traced.program.names[number]
         key = (id(traced), number)
         self._transfers[key] = self._transfers.get(key, 0) + 1
         if self._transfers[key] == 2 and nbytes(struct) >= _LARGE_BYTES and name not in self._warned:
@@ -106,36 +112,30 @@ class Distributed:
         """The planned function for a call's structure and shapes, from the cache if it is there."""
         key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]))
         found = self._cache.get(key)
-        if found is not None:
-            return found
+        if found is None:
+            with self._lock:
+                found = self._plan(self._program(call))
+                if not found.program.closes_over_tracers:
+                    self._cache[key] = found
+        return found
+
+    def _program(self, call: Call) -> Program:
+        """The traced function for a call's structure and shapes; traced once.
+
+        The same shapes may come in several guises: numpy, committed, abstract, tracers.
+        """
         with self._lock:
             names = self._signature.leaf_names(call)
             structs = [abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)]
-            # The same shapes may come in several guises (numpy, uncommitted, abstract).
-            canonical = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs))
-            found = self._cache.get(canonical)
+            key = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs))
+            found = self._programs.get(key)
             if found is None:
-                found = self._trace(call, structs, names)
-                if any(isinstance(value, core.Tracer) for value in found.constants):
-                    return found
-                self._cache[canonical] = found
-            self._cache[key] = found
-            return found
+                found = self._trace(dataclasses.replace(call, leaves=structs), names)
+                if not found.closes_over_tracers:
+                    self._programs[key] = found
+        return found
 
-    def _trace(self, call: Call, structs: list[jax.ShapeDtypeStruct], names: tuple[str, ...]) -> Traced:
-        jaxpr, constants, out_tree = self._jaxpr(call, structs)
-        pairs = state_pairs(call, out_tree, jaxpr.out_avals, structs)
-        count = len(constants)
-        state = tuple((i + count, o) for i, o in pairs)
-        names_in = (*(f"constant {i}" for i in range(count)), *names)
-        lowerable = prepare(jaxpr, self._options, names_in, state)
-        donated = tuple(i + count for i in self._signature.donated_leaves(call))
-        abstract_call = Call(structs, call.tree, call.static, call.positional)
-        return Traced(
-            self._signature.name, abstract_call, names, out_tree, constants, Executable(lowerable, donated)
-        )
-
-    def _jaxpr(self, call: Call, structs: list[jax.ShapeDtypeStruct]) -> tuple[Any, tuple[Any, ...], Any]:
+    def _trace(self, call: Call, names: tuple[str, ...]) -> Program:
         """Trace; the arrays that the function closes over become leading inputs."""
         out_trees = []
 
@@ -145,19 +145,32 @@ class Distributed:
             out_trees.append(tree)
             return results
 
-        closed = jax.make_jaxpr(flat)(*structs)
-        constants = tuple(closed.consts)
-        return core.ClosedJaxpr(_with_constant_inputs(closed.jaxpr), ()), constants, out_trees[-1]
+        closed = jax.make_jaxpr(flat)(*call.leaves)
+        jaxpr = core.ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
+        count = len(closed.consts)
+        pairs = state_pairs(call, out_trees[-1], jaxpr.out_avals, call.leaves)
+        return Program(
+            name=self._signature.name,
+            call=call,
+            names=names,
+            jaxpr=jaxpr,
+            out_tree=out_trees[-1],
+            constants=tuple(closed.consts),
+            state=tuple((i + count, o) for i, o in pairs),
+        )
+
+    def _plan(self, program: Program) -> Traced:
+        lowerable = prepare(program.jaxpr, self._options, program.input_names, program.state)
+        donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
+        return Traced(program, Executable(lowerable, donated))
 
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""
-        names = self._signature.leaf_names(call)
-        structs = [abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)]
-        jaxpr, constants, out_tree = self._jaxpr(call, structs)
-        site = CallSite(self._signature.name, self._options)
-        labels = (*(f"constant {i}" for i in range(len(constants))), *names)
-        results = bind(jaxpr, site, *constants, *call.leaves, names=labels)
-        return jax.tree_util.tree_unflatten(out_tree, results)
+        program = self._program(call)
+        site = CallSite(program.name, self._options)
+        labels = {"names": program.input_names, "state": program.state}
+        results = bind(program.jaxpr, site, *program.constants, *call.leaves, **labels)
+        return jax.tree_util.tree_unflatten(program.out_tree, results)
 
 
 def _aval(leaf: Any) -> Any:
@@ -171,12 +184,6 @@ def _aval(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return (leaf.shape, leaf.dtype)
     return type(leaf)
-
-
-def _with_constant_inputs(jaxpr: Any) -> Any:
-    from einsummable_jax._compat import pe
-
-    return pe.convert_constvars_jaxpr(jaxpr)
 
 
 def distribute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[
     """
     with _lock:
         while len(_in_flight) >= _MAX_IN_FLIGHT:
-            _in_flight.popleft().block_until_ready()
+            # A run that failed raises where its own results are used, not in whatever is launched after it.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                _in_flight.popleft().block_until_ready()
         results, fence = function(*args)
         _in_flight.append(fence)
     return results

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from einsummable_jax._compat import ad, batching, core, linear_util, mlir, pe, remat
+from einsummable_jax._compat import ad, batching, core, linear_util, mlir, pe, remat, source_info_util
 from einsummable_jax.lowering import refined_mesh
+from einsummable_jax.transform.launch import executable
 from einsummable_jax.transform.planner import Options, prepare
 
 distributed_call_p = core.Primitive("distributed_call")
@@ -75,8 +76,6 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, marker: Any) -> Any:
-    from einsummable_jax.transform.launch import executable
-
     return executable(prepare(jaxpr, site.options, names, state)).place_and_run(args)
 
 
@@ -188,18 +187,12 @@ def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: An
         unknown_jaxpr = _without_constants(unknown_jaxpr)
     params = {"jaxpr": unknown_jaxpr, "site": site, "names": (), "state": (), "marker": marker}
     recipe = pe.new_eqn_recipe(
-        trace, arguments, results, distributed_call_p, params, core.no_effects, _source_info()
+        trace, arguments, results, distributed_call_p, params, core.no_effects, source_info_util.current()
     )
     for result in results:
         result.recipe = recipe
     known_out, unknown_results = iter(outs[:count]), iter(results)
     return [next(unknown_results) if flag else next(known_out) for flag in unknown_out]
-
-
-def _source_info() -> Any:
-    from einsummable_jax._compat import source_info_util
-
-    return source_info_util.current()
 
 
 pe.custom_partial_eval_rules[distributed_call_p] = _partial_eval

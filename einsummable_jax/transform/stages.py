@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from einsummable_jax._compat import core
 from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
 from einsummable_jax.transform.arguments import Call
@@ -34,24 +35,54 @@ class _DevicePrograms(Sequence[DeviceProgram]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
-    """Everything known of a distributed function for one signature.
+class Program:
+    """A function traced for one signature, not yet planned.
 
     Attributes:
       name: The function's name.
-      call: The call it was made from, with abstract leaves.
+      call: The call it was traced for, with abstract leaves.
       names: Tree path of every leaf.
+      jaxpr: From constants and leaves to result leaves.
       out_tree: Tree of the results.
       constants: Arrays the function closes over; they come before the leaves.
-      executable: The planned program.
+      state: Pairs (input, result) that keep one layout.
     """
 
     name: str
     call: Call
     names: tuple[str, ...]
+    jaxpr: Any
     out_tree: Any
     constants: tuple[Any, ...]
+    state: tuple[tuple[int, int], ...]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What reports call each input."""
+        return (*(f"constant {i}" for i in range(len(self.constants))), *self.names)
+
+    @functools.cached_property
+    def closes_over_tracers(self) -> bool:
+        """Whether the function closes over values of a program that is being traced around it."""
+        return any(isinstance(value, core.Tracer) for value in self.constants)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function traced and planned for one signature.
+
+    Attributes:
+      program: The traced function.
+      executable: The planned program.
+    """
+
+    program: Program
     executable: Executable
+
+    @property
+    def jaxpr(self) -> Any:
+        """The function as it was traced, before planning."""
+        return self.program.jaxpr
 
     @property
     def plan(self) -> Plan:
@@ -61,12 +92,13 @@ class Traced:
     @functools.cached_property
     def placed_constants(self) -> list[jax.Array]:
         """The constants in the plan's layout."""
-        return [place(value, s) for value, s in zip(self.constants, self.executable.in_shardings, strict=False)]
+        shardings = self.executable.in_shardings
+        return [place(value, s) for value, s in zip(self.program.constants, shardings, strict=False)]
 
-    @property
+    @functools.cached_property
     def leaf_shardings(self) -> tuple[Any, ...]:
         """Sharding of every leaf of the arguments."""
-        return self.executable.in_shardings[len(self.constants) :]
+        return self.executable.in_shardings[len(self.program.constants) :]
 
     def lower(self) -> Lowered:
         """Lower to StableHLO."""
@@ -124,13 +156,13 @@ class Compiled:
     @property
     def input_shardings(self) -> tuple[Any, Any]:
         """The shardings of ``(args, kwargs)`` as trees."""
-        return jax.tree_util.tree_unflatten(self.traced.call.tree, self.traced.leaf_shardings)
+        return jax.tree_util.tree_unflatten(self.traced.program.call.tree, self.traced.leaf_shardings)
 
     @property
     def output_shardings(self) -> Any:
         """The shardings of the results as a tree."""
         shardings = self.traced.executable.lowerable.out_shardings
-        return jax.tree_util.tree_unflatten(self.traced.out_tree, shardings)
+        return jax.tree_util.tree_unflatten(self.traced.program.out_tree, shardings)
 
     def as_text(self) -> str:
         """The compiled HLO."""
@@ -147,17 +179,16 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with dynamic arguments only, as a `jax.stages.Compiled` does."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        traced = self.traced
-        if tree != traced.call.tree:
-            raise TypeError(f"compiled {traced.name} expects arguments of tree {traced.call.tree}, found {tree}")
-        for leaf, struct, name in zip(leaves, traced.call.leaves, traced.names, strict=True):
+        traced, program = self.traced, self.traced.program
+        if tree != program.call.tree:
+            raise TypeError(f"compiled {program.name} expects arguments of tree {program.call.tree}, found {tree}")
+        for leaf, struct, name in zip(leaves, program.call.leaves, program.names, strict=True):
             found = jax.typeof(leaf)
             if (found.shape, found.dtype) != (struct.shape, struct.dtype):
                 raise TypeError(
-                    f"compiled {traced.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled for "
+                    f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled for "
                     f"{struct.dtype}{list(struct.shape)}; call the distributed function itself to plan anew"
                 )
         placed = [place(x, s) for x, s in zip(leaves, traced.leaf_shardings, strict=True)]
-        return jax.tree_util.tree_unflatten(
-            traced.out_tree, launch(self.jax_compiled, [*traced.placed_constants, *placed])
-        )
+        results = launch(self.jax_compiled, [*traced.placed_constants, *placed])
+        return jax.tree_util.tree_unflatten(program.out_tree, results)

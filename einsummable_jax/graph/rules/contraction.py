@@ -1,4 +1,4 @@
-"""Contractions: dot_general."""
+"""Contractions: dot_general and convolution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import lax
 
 from einsummable_jax.graph.rules._labels import identity, reduction
 from einsummable_jax.graph.rules.registry import OpContext, rule
-from einsummable_jax.graph.spec import JoinAggSpec, Label, LocalCall
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
 from einsummable_jax.layout import Monoid
 
 
@@ -66,3 +66,42 @@ def _positions(ndim: int, families: list[tuple[Any, int]]) -> list[int]:
         for offset, d in enumerate(dims):
             positions[d] = first + offset
     return positions
+
+
+@rule(
+    "conv_general_dilated",
+    roles="batch and output features pass through; input features are a sum reduction; space and groups need replication",
+)
+def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
+    numbers = context.params["dimension_numbers"]
+    lhs, rhs = context.inputs
+    result = context.outputs[0]
+    if context.params["batch_group_count"] != 1 or context.params["feature_group_count"] != 1:
+        return None
+    (lhs_batch, lhs_in, *_), (rhs_out, rhs_in, *_) = numbers.lhs_spec, numbers.rhs_spec
+    out_batch, out_feature, *space = numbers.out_spec
+    labels = [
+        Label("b", result.shape[out_batch]),
+        Label("n", result.shape[out_feature]),
+        reduction("k", lhs.shape[lhs_in], Monoid.SUM),
+        *(
+            Label(name, result.shape[d], Role.REPLICATED)
+            for name, d in zip(numbered("s", len(space)), space, strict=True)
+        ),
+    ]
+    positions = {out_batch: 0, out_feature: 1} | {d: 3 + i for i, d in enumerate(space)}
+
+    def array_map(shape: tuple[int, ...], terms: dict[int, int]) -> tuple[DimMap, ...]:
+        return tuple(DimMap(n, ((terms[d], 1),) if d in terms else ()) for d, n in enumerate(shape))
+
+    def kernel(_: LocalCall, x: Any, w: Any) -> list[jax.Array]:
+        return context.bind(x, w)
+
+    return JoinAggSpec(
+        labels=tuple(labels),
+        operands=(array_map(lhs.shape, {lhs_batch: 0, lhs_in: 2}), array_map(rhs.shape, {rhs_out: 1, rhs_in: 2})),
+        results=(array_map(result.shape, positions),),
+        kernel=kernel,
+        # A multiplication and an addition per result, input feature and kernel point.
+        flops=2.0 * result.size * rhs.size / max(rhs.shape[rhs_out], 1),
+    )
