@@ -50,7 +50,7 @@ def measure(
     Raises:
       ArithmeticError: If a result differs from the single-device one.
     """
-    arguments = make_arguments(config=config, workload=workload)
+    arguments = make_arguments(config, workload)
     single = _single(config, workload, arguments, devices[0])
     reference = _leaves(single.call())
     programs, skipped = [single], []
@@ -140,8 +140,10 @@ def _ours(
 
 def _own(placed: tuple[Any, ...], workload: Workload) -> tuple[Any, ...]:
     """Arguments whose donated ones nobody else holds: placing may have returned the very same arrays."""
-    fresh = [jax.tree.map(lambda a: a.copy(), placed[n]) if n in workload.donated else placed[n] for n in range(len(placed))]
-    return tuple(fresh)
+    return tuple(
+        jax.tree.map(lambda array: array.copy(), argument) if number in workload.donated else argument
+        for number, argument in enumerate(placed)
+    )
 
 
 def _caller(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:

@@ -91,11 +91,12 @@ def _ours(
     return ModelledTime(kernel_seconds(module, machine), exchange_s), row
 
 
-def arithmetic_seconds(
-    config: LlamaConfig, workload: Workload, num_devices: int, machine: Topology
-) -> float:
-    """The least any plan could take: the larger of all matrix products at peak rate, spread evenly over the
-    devices, and one pass over all arguments and results at full memory bandwidth."""
+def arithmetic_seconds(config: LlamaConfig, workload: Workload, num_devices: int, machine: Topology) -> float:
+    """The least that any plan could take, spread evenly over the devices.
+
+    The larger of all matrix products at peak rate, and one pass over all arguments and results at full
+    memory bandwidth.
+    """
     function, shapes = block_function(config, workload), argument_shapes(config, workload)
     compiled = jax.jit(function, donate_argnums=workload.donated).lower(*shapes).compile()
     flops = hlo.dot_flops(hlo.parse(compiled.as_text() or ""))

@@ -95,7 +95,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 def write_json(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
     """Write ``{"rows", "summary"}`` to the file of ``--json``, if given."""
     if JSON_FILE.value:
-        Path(JSON_FILE.value).write_text(json.dumps({"rows": list(rows), "summary": summary}, indent=1) + "\n")
+        Path(JSON_FILE.value).write_text(
+            json.dumps({"rows": list(rows), "summary": summary}, indent=1) + "\n"
+        )
 
 
 def figure(columns: int = 1, width: float = 7.0, height: float = 4.0) -> tuple[Any, Any]:

@@ -24,11 +24,11 @@ COLLECTIVES = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-"""Opcodes of instructions that communicate; each may carry the suffix ``-start`` (its ``-done`` moves nothing)."""
+"""Opcodes of instructions that communicate, with or without ``-start`` (a ``-done`` moves nothing)."""
 
 _FREE = frozenset(
-    "parameter constant bitcast tuple get-tuple-element partition-id replica-id after-all optimization-barrier "
-    "add-dependency domain".split()
+    "parameter constant bitcast tuple get-tuple-element partition-id replica-id after-all "
+    "optimization-barrier add-dependency domain".split()
 )
 _CONTROL = frozenset(("while", "conditional", "call"))
 _MOVES_ONLY = frozenset("parameter bitcast copy transpose reshape".split())
@@ -354,13 +354,17 @@ def _steps(module: Module, name: str, times: int) -> Iterator[Step]:
         opcode = instruction.opcode
         if opcode in _CONTROL:
             called = [list(_steps(module, c, times * instruction.trip_count)) for c in instruction.called]
-            if opcode == "conditional":
-                called = [max(called, key=lambda branch: sum(step.memory_bytes * step.times for step in branch))]
-            for branch in called:
+            for branch in called if opcode != "conditional" else [max(called, key=_total_traffic)]:
                 yield from branch
-        elif _does_work(computation, instruction) and not _is_relayout_for_dot(module, computation, instruction):
+        elif not _is_relayout_for_dot(module, computation, instruction) and _does_work(
+            computation, instruction
+        ):
             flops = _flops_within(module, computation, instruction)
             yield Step(flops, _traffic(module, computation, instruction), times)
+
+
+def _total_traffic(kernels: list[Step]) -> int:
+    return sum(step.memory_bytes * step.times for step in kernels)
 
 
 def _does_work(computation: Computation, instruction: Instruction) -> bool:
@@ -379,9 +383,12 @@ def _is_relayout_for_dot(module: Module, computation: Computation, instruction: 
         fused = (instruction,)
     if not all(i.opcode in _MOVES_ONLY for i in fused):
         return False
-    users = computation.users.get(instruction.name, [])
-    seen = [u for user in users for u in ([user] if user.opcode != "bitcast" else computation.users.get(user.name, []))]
-    return bool(seen) and all(_flops_within(module, computation, user) for user in seen)
+    users = list(computation.users.get(instruction.name, []))
+    for user in users:  # grows while it is walked: a bitcast's users are users too
+        if user.opcode == "bitcast":
+            users.extend(computation.users.get(user.name, []))
+    kernels = [user for user in users if user.opcode != "bitcast"]
+    return bool(kernels) and all(_flops_within(module, computation, user) for user in kernels)
 
 
 def _communicates(opcode: str) -> bool:

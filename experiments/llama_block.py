@@ -19,7 +19,10 @@ from experiments.block_measured import OURS, measure
 from experiments.block_modelled import model
 from experiments.workloads import LLAMA_7B_CONFIG, MEASURED_CONFIG, WORKLOADS
 
-_DTYPE = flags.DEFINE_enum("dtype", "f32", ["f32", "bf16"], "Type of parameters and activations when measuring.")
+_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "f32", list(_DTYPES), "Type of parameters and activations, measured part."
+)
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Timed rounds per workload.", lower_bound=1)
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), f"Which of {', '.join(WORKLOADS)}.")
 _MEASURED = flags.DEFINE_bool("measured", True, "Measure on this machine's CPU devices.")
@@ -35,7 +38,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}")
     devices = common.start_devices()
     workloads = [WORKLOADS[name] for name in _WORKLOADS.value]
-    config = dataclasses.replace(MEASURED_CONFIG, dtype={"f32": jnp.float32, "bf16": jnp.bfloat16}[_DTYPE.value])
+    config = dataclasses.replace(MEASURED_CONFIG, dtype=_DTYPES[_DTYPE.value])
     rows: list[dict[str, Any]] = []
     for workload in workloads if _MEASURED.value else ():
         rows += (found := measure(config, workload, devices, _REPEATS.value))
@@ -60,10 +63,11 @@ def summarise(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
     for part, prefix in (("measured", ""), ("modelled", "modelled_")):
         chosen = [row for row in ours if row["part"] == part]
         if chosen:
+            best, megatron = ([row[key] for row in chosen] for key in ("ratio_best", "ratio_megatron"))
             summary |= {
-                f"{prefix}geomean_ratio_best": common.geometric_mean(row["ratio_best"] for row in chosen),
-                f"{prefix}min_ratio_best": min(row["ratio_best"] for row in chosen),
-                f"{prefix}geomean_ratio_megatron": common.geometric_mean(row["ratio_megatron"] for row in chosen),
+                f"{prefix}geomean_ratio_best": common.geometric_mean(best),
+                f"{prefix}min_ratio_best": min(best),
+                f"{prefix}geomean_ratio_megatron": common.geometric_mean(megatron),
             }
     return summary
 
@@ -84,9 +88,6 @@ def _print_measured(rows: list[dict[str, Any]]) -> None:
         if "skipped" in row:
             return row["program"], "-", "-", "", "", "", f"skipped: {row['skipped']}"
         moved = row.get("collective_bytes", row.get("counted_exchange_bytes", 0))
-        note = ""
-        if "ratio_best" in row:
-            note = f"{row['best_baseline']} / ours {row['ratio_best']:.3f}, megatron / ours {row['ratio_megatron']:.3f}"
         return (
             row["program"],
             f"{row['median_ms']:.2f}",
@@ -94,10 +95,11 @@ def _print_measured(rows: list[dict[str, Any]]) -> None:
             f"{moved / 1e6:.3f}",
             f"{row['predicted_exchange_bytes'] / 1e6:.3f}" if "predicted_exchange_bytes" in row else "",
             f"{row['max_relative_difference']:.1e}" if "max_relative_difference" in row else "",
-            note,
+            _ratios(row),
         )
 
-    title = f"LLaMA block {rows[0]['workload']}, {rows[0]['dtype']}, measured on {common.DEVICES.value} CPU devices"
+    what = f"LLaMA block {rows[0]['workload']}, {rows[0]['dtype']}"
+    title = f"{what}, measured on {common.DEVICES.value} CPU devices"
     columns = ("program", "median ms", "min ms", "moved MB", "predicted MB", "difference", "")
     common.print_table(title, columns, map(cells, rows))
 
@@ -106,21 +108,24 @@ def _print_modelled(rows: list[dict[str, Any]]) -> None:
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
         if "skipped" in row:
             return row["program"], "-", "-", "-", f"skipped: {row['skipped']}"
-        note = ""
-        if "ratio_best" in row:
-            note = (
-                f"{row['best_baseline']} / ours {row['ratio_best']:.3f}, megatron / ours {row['ratio_megatron']:.3f}, "
-                f"{row['over_arithmetic_alone']:.2f} x the {row['arithmetic_alone_us']:.0f} us of arithmetic alone"
-            )
+        note = _ratios(row)
+        if "over_arithmetic_alone" in row:
+            alone = f"the {row['arithmetic_alone_us']:.0f} us of its arithmetic alone"
+            note = f"{note}, {row['over_arithmetic_alone']:.2f} times {alone}"
         times = (f"{row[key]:.0f}" for key in ("modelled_us", "kernel_us", "communication_us"))
         return row["program"], *times, note
 
     config = LLAMA_7B_CONFIG
-    title = (
-        f"LLaMA-7B block (d={config.dim}, {config.heads} heads, {config.kv_heads} kv heads, ffn {config.ffn}) "
-        f"{rows[0]['workload']}, bf16, modelled on {rows[0]['machine']}"
-    )
+    sizes = f"d={config.dim}, {config.heads} heads, {config.kv_heads} kv heads, ffn {config.ffn}"
+    title = f"LLaMA-7B block ({sizes}) {rows[0]['workload']}, bf16, modelled on {rows[0]['machine']}"
     common.print_table(title, ("program", "total us", "kernels us", "moving us", ""), map(cells, rows))
+
+
+def _ratios(row: dict[str, Any]) -> str:
+    if "ratio_best" not in row:
+        return ""
+    best = f"{row['best_baseline']} / ours {row['ratio_best']:.3f}"
+    return f"{best}, megatron / ours {row['ratio_megatron']:.3f}"
 
 
 def _plot(rows: list[dict[str, Any]], path: str) -> None:
@@ -140,8 +145,8 @@ def _bars(axis: Any, rows: list[dict[str, Any]], value: str) -> None:
     for number, program in enumerate(programs):
         chosen = [row for row in rows if row["program"] == program]
         at = [workloads.index(row["workload"]) + 0.8 * number / len(programs) - 0.4 for row in chosen]
-        color = "black" if program == OURS else None
-        axis.bar(at, [row[value] for row in chosen], 0.8 / len(programs), align="edge", label=program, color=color)
+        heights, color = [row[value] for row in chosen], "black" if program == OURS else None
+        axis.bar(at, heights, 0.8 / len(programs), align="edge", label=program, color=color)
     axis.set_xticks(range(len(workloads)), workloads)
     axis.set_ylabel(value.replace("_", " "))
     axis.legend(fontsize=7)

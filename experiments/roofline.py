@@ -1,4 +1,4 @@
-"""Modelled time of a compiled program on a machine: a roofline per kernel, latency and bandwidth per collective."""
+"""Modelled time of a compiled program on a machine: a roofline per kernel, then its collectives."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def kernel_seconds(module: hlo.Module, topology: Topology) -> float:
     return total
 
 
-def collective_seconds(collective: hlo.Collective, topology: Topology, *, scatters_sum: bool = False) -> float:
+def collective_seconds(
+    collective: hlo.Collective, topology: Topology, *, scatters_sum: bool = False
+) -> float:
     """Time of a collective by the better of the direct schedules on a switch.
 
     A sum takes one round in which everyone reads everything, or two (reduce-scatter, all-gather); all

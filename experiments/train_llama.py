@@ -1,10 +1,11 @@
 """A byte-level LLaMA trained on a text file by all devices, beside the same steps on one device.
 
-Usage: ``python -m experiments.train_llama --text=README.md --devices=8 --steps=30 [--json=FILE] [--plot=FILE.png]``.
+Usage: ``python -m experiments.train_llama --text=README.md --devices=8 --steps=30``.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,9 @@ def batches(text: bytes, batch: int, tokens: int, seed: int = 0) -> Iterator[np.
         yield np.stack([data[start : start + tokens + 1] for start in starts])
 
 
-def train(steps: int, devices: list[jax.Device], data: Iterator[np.ndarray], progress: Progress) -> list[dict[str, Any]]:
+def train(
+    steps: int, devices: list[jax.Device], data: Iterator[np.ndarray], progress: Progress
+) -> list[dict[str, Any]]:
     """Train twice from the same start, on all devices and on one, step by step.
 
     Returns:
@@ -54,7 +57,7 @@ def train(steps: int, devices: list[jax.Device], data: Iterator[np.ndarray], pro
     train_step = llama.make_train_step(CONFIG, optimizer)
     distributed = einsummable_jax.distribute(train_step, devices=devices, donate_argnums=(0, 1))
     single = jax.jit(train_step, donate_argnums=(0, 1))
-    params = llama.init(jax.random.key(0), CONFIG)
+    params = llama.init(np.random.default_rng(0), CONFIG)
     state = (params, optimizer.init(params))
     single_state = jax.device_put(jax.tree.map(np.array, state), devices[0])
     tokens = next(data)
@@ -75,18 +78,17 @@ def train(steps: int, devices: list[jax.Device], data: Iterator[np.ndarray], pro
                 "single_device_step_ms": single_s * 1e3,
             }
         )
-        progress.console.print(
-            f"step {step:4d}   loss {loss:.6f}   on one device {single_loss:.6f}   difference {difference:.1e}"
-        )
+        losses = f"loss {loss:.6f}   on one device {single_loss:.6f}   difference {difference:.1e}"
+        progress.console.print(f"step {step:4d}   {losses}")
         progress.update(task, advance=1, description="training")
         tokens = next(data)
     return rows
 
 
-def _timed(train_step: Any, state: tuple[Any, Any], tokens: np.ndarray) -> tuple[tuple[Any, Any], float, float]:
+def _timed(train_step: Any, state: Any, tokens: np.ndarray) -> tuple[Any, float, float]:
     start = time.perf_counter()
     *state, loss = jax.block_until_ready(train_step(*state, tokens))
-    return (state[0], state[1]), float(loss), time.perf_counter() - start
+    return state, float(loss), time.perf_counter() - start
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -96,8 +98,8 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
         "max_relative_loss_difference": max(row["relative_loss_difference"] for row in rows),
         "first_loss_nats": rows[0]["loss_nats"],
         "last_loss_nats": rows[-1]["loss_nats"],
-        "median_step_ms": common.median_ms([row["step_ms"] / 1e3 for row in timed]),
-        "median_single_device_step_ms": common.median_ms([row["single_device_step_ms"] / 1e3 for row in timed]),
+        "median_step_ms": statistics.median(row["step_ms"] for row in timed),
+        "median_single_device_step_ms": statistics.median(row["single_device_step_ms"] for row in timed),
         "first_step_s": rows[0]["step_ms"] / 1e3,
     }
 
@@ -122,7 +124,8 @@ def main(argv: list[str]) -> None:
 def _plot(rows: list[dict[str, Any]], path: str) -> None:
     figure, axes = common.figure()
     steps = [row["step"] for row in rows]
-    axes[0, 0].plot(steps, [row["loss_nats"] for row in rows], label=f"distribute, {common.DEVICES.value} devices")
+    label = f"distribute, {common.DEVICES.value} devices"
+    axes[0, 0].plot(steps, [row["loss_nats"] for row in rows], label=label)
     axes[0, 0].plot(steps, [row["single_device_loss_nats"] for row in rows], "--", label="one device")
     axes[0, 0].set_xlabel("step")
     axes[0, 0].set_ylabel("loss, nats per byte")

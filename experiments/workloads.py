@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.models import llama
 from experiments.models.llama import Constrain, LlamaConfig, identity
@@ -74,20 +75,26 @@ def block_function(
 
 def argument_shapes(config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
     """The arguments of :func:`block_function` as ``ShapeDtypeStruct``."""
-    return jax.eval_shape(functools.partial(make_arguments, config=config, workload=workload))
 
+    def struct(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, config.dtype)
 
-@functools.partial(jax.jit, static_argnames=("config", "workload"))
-def make_arguments(seed: int = 0, *, config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
-    """Random arguments of :func:`block_function`; a decoding step writes the last place of its cache."""
-    params_key, x_key, k_key, v_key = jax.random.split(jax.random.key(seed), 4)
-    params = llama.init_block(params_key, config)
-    x = jax.random.normal(x_key, (workload.batch, workload.tokens, config.dim)).astype(config.dtype)
+    params = {name: struct(*shape) for name, shape in llama.block_shapes(config).items()}
+    x = struct(workload.batch, workload.tokens, config.dim)
     if workload.cache_tokens is None:
         return params, x
-    cache = llama.init_cache(workload.batch, workload.cache_tokens, config)
-    cache = {
-        name: jax.random.normal(key, cache[name].shape).astype(config.dtype)
-        for name, key in (("k", k_key), ("v", v_key))
-    }
-    return params, x, cache, jnp.int32(workload.cache_tokens - 1)
+    cache = struct(workload.batch, workload.cache_tokens, config.kv_heads, config.head_dim)
+    return params, x, {"k": cache, "v": cache}, jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def make_arguments(config: LlamaConfig, workload: Workload, seed: int = 0) -> tuple[Any, ...]:
+    """Random arguments of :func:`block_function`; a decoding step writes the last place of its cache."""
+    draw = np.random.default_rng(seed)
+    params = llama.init_block(draw, config)
+    others = jax.tree.map(
+        lambda s: jnp.asarray(draw.standard_normal(s.shape, np.float32), s.dtype),
+        argument_shapes(config, workload)[1:3],
+    )
+    if workload.cache_tokens is None:
+        return params, *others
+    return params, *others, jnp.int32(workload.cache_tokens - 1)

@@ -5,3 +5,4 @@ from einsummable_jax.lowering.executable import Lowerable as Lowerable
 from einsummable_jax.lowering.executable import named_sharding as named_sharding
 from einsummable_jax.lowering.executable import refined_mesh as refined_mesh
 from einsummable_jax.lowering.shard_program import ShardProgram as ShardProgram
+from einsummable_jax.lowering.storage import storage_dtype as storage_dtype

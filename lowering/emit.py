@@ -42,6 +42,7 @@ class _Emitter:
         graph: Graph,
         exchanges: Sequence[ExchangeProgram],
         names: Sequence[str],
+        dtypes: Sequence[Any],
         ids: Sequence[int],
         rank: jax.Array,
     ) -> None:
@@ -49,6 +50,7 @@ class _Emitter:
         self.graph = graph
         self.exchanges = exchanges
         self.names = names
+        self.dtypes = dtypes
         self.ids = ids
         self.rank = rank
         self.num_devices = exchanges[0].num_devices if exchanges else max(program.devices) + 1
@@ -113,9 +115,11 @@ class _Emitter:
             self.buffers[buffer] = value
 
     def exchange(self, step: ExchangeStep) -> None:
+        program = self.exchanges[step.exchange]
+        tiles = [self.buffers[buffer] for buffer in step.inputs]
         outputs, self.token = exchange_call(
-            self.exchanges[step.exchange],
-            [self.buffers[buffer] for buffer in step.inputs],
+            program,
+            [tile.astype(program.dtype) for tile in tiles],
             self.rank,
             device=self.program.devices[0],
             exchange_id=self.ids[step.exchange],
@@ -123,7 +127,8 @@ class _Emitter:
             shared=self.shared,
             token=self.token,
         )
-        self.buffers.update(zip(step.outputs, outputs, strict=True))
+        for buffer, output in zip(step.outputs, outputs, strict=True):
+            self.buffers[buffer] = output.astype(self.dtypes[step.exchange])
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
@@ -139,6 +144,7 @@ def emit(
     graph: Graph,
     exchanges: Sequence[ExchangeProgram],
     names: Sequence[str],
+    dtypes: Sequence[Any],
     ids: Sequence[int],
     rank: jax.Array,
     inputs: Sequence[Any],
@@ -157,4 +163,4 @@ def emit(
     Returns:
       This device's shard of every function output.
     """
-    return _Emitter(program, graph, exchanges, names, ids, rank).run(inputs)
+    return _Emitter(program, graph, exchanges, names, dtypes, ids, rank).run(inputs)

@@ -124,7 +124,9 @@ class Lowerable:
 
     def _branch(self, program: ShardProgram, ids: Sequence[int], rank: Any) -> Callable[..., list[Any]]:
         def branch(*inputs: Any) -> list[Any]:
-            return emit(program, self.plan.graph, self.exchanges, self.exchange_names, ids, rank, inputs)
+            graph = self.plan.graph
+            dtypes = [graph.tensors[exchange.tensor].dtype for exchange in self.plan.exchanges]
+            return emit(program, graph, self.exchanges, self.exchange_names, dtypes, ids, rank, inputs)
 
         return branch
 

@@ -1,4 +1,4 @@
-"""Runs operations of a graph piece by piece, as devices would, on one device: the oracle for join-agg specs."""
+"""Runs operations of a graph piece by piece, as devices would: the oracle for join-agg specs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ Cover = list[Box]
 
 
 def random_cover(spec: JoinAggSpec, rng: np.random.Generator, max_calls: int = 16) -> Cover:
-    """A random grid of at most ``max_calls`` boxes that the spec admits: uneven cuts of some of its labels."""
+    """A random grid of at most ``max_calls`` boxes that the spec admits: uneven cuts of some labels."""
     parts = [[0, label.extent] for label in spec.labels]
     cuttable = [i for i, n in enumerate(spec.labels) if n.role is not Role.REPLICATED and n.extent > 1]
     chosen = [i for i in cuttable if rng.random() < 0.6] or cuttable[-1:]
     for i in chosen:
         extent = spec.labels[i].extent
-        cuts = range(1, extent) if rng.random() < 0.3 else rng.integers(1, extent, rng.integers(1, 3)).tolist()
+        cuts = (
+            range(1, extent) if rng.random() < 0.3 else rng.integers(1, extent, rng.integers(1, 3)).tolist()
+        )
         parts[i] = [0, *sorted(set(cuts)), extent]
     while True:
         if math.prod(len(p) - 1 for p in parts) <= max_calls:
@@ -89,7 +91,9 @@ def run_cover(
     return [_assemble(t, shape, dtype) for t, (shape, dtype) in zip(tiles, results, strict=True)]
 
 
-def _aggregate(spec: JoinAggSpec, tiles: dict[Box, jax.Array], target: Box, out: jax.Array, dtype: Any) -> None:
+def _aggregate(
+    spec: JoinAggSpec, tiles: dict[Box, jax.Array], target: Box, out: jax.Array, dtype: Any
+) -> None:
     assert out.shape == target.shape, f"result of shape {out.shape} for the box {target}"
     assert out.dtype == dtype, f"result of type {out.dtype}, not {dtype}"
     if target in tiles:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einsummable_jax.exchange import simulate_seconds, synthesise
-from einsummable_jax.graph import DimMap, Graph, Operation, Tensor, build_graph
-from einsummable_jax.layout import Box, Demand, Monoid, Relation, prime_factors
+from einsummable_jax.graph import DimMap, Graph, build_graph
+from einsummable_jax.layout import Box, Demand, Monoid, Relation
 from einsummable_jax.search import Plan, search
 from einsummable_jax.search.assemble import check_cover
 from einsummable_jax.search.candidates import mesh_candidates
@@ -305,7 +304,8 @@ def test_search_meets_the_milp_on_random_programs(seed, num_devices, objective):
         pytest.skip("the oracle found no optimum in time")
     optimum = model.energy.value(states)
     # The oracle's own tolerance is relative to the largest cost.
-    slack = 1e-6 * max(float(costs.max()) for costs in (*model.energy.unaries, *model.energy.pairwise.values()))
+    costs = (*model.energy.unaries, *model.energy.pairwise.values())
+    slack = 1e-6 * max(float(c.max()) for c in costs)
     for solution in (minimise(model.energy), minimise(model.energy, max_entries=50)):
         assert optimum - slack <= solution.cost <= 1.01 * optimum + slack
         assert solution.lower_bound <= optimum + slack
@@ -365,7 +365,8 @@ def test_report_lines_up_and_names_lines_of_code():
 def test_json_round_trip():
     plan = some_plan()
     exchanges = tuple(
-        dataclasses.replace(e, seconds=1e-6 * n, bytes_received=tuple(range(6))) for n, e in enumerate(plan.exchanges)
+        dataclasses.replace(e, seconds=1e-6 * n, bytes_received=tuple(range(6)))
+        for n, e in enumerate(plan.exchanges)
     )
     plan = dataclasses.replace(plan, exchanges=exchanges)
     assert Plan.from_json(plan.to_json(), plan.graph) == plan

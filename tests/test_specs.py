@@ -22,7 +22,7 @@ from spec_simulator import evaluate, random_cover
 
 from einsummable_jax.graph import DimMap, JoinAggSpec, Label, Role, build_graph, coverage_table
 from einsummable_jax.graph.rules.reshape import matching_groups
-from einsummable_jax.layout import Box, Monoid
+from einsummable_jax.layout import Box
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 4e-3, "complex64": 2e-5, "float64": 1e-12}
 
@@ -46,7 +46,7 @@ def integers(low: int, high: int, *shape: int, dtype: Any = np.int32) -> np.ndar
 
 
 def check(fn: Callable[..., Any], *args: Any, rounds: int = 2, traced: bool = True) -> None:
-    """All operations of ``fn`` in random pieces, starts as ints and as traced scalars, against ``jax.jit(fn)``."""
+    """``fn`` in random pieces, with starts as ints and as traced scalars, equals ``jax.jit(fn)``."""
     graph = build_graph(jax.jit(fn).trace(*args).jaxpr)
     missing = {op.primitive for op in graph.operations if not op.spec.has_rule}
     assert not missing, f"no rule for {missing}"
@@ -302,9 +302,24 @@ DYNAMIC = {
     "slice unsigned": (lambda x, i: lax.dynamic_slice(x, (i,), (4,)), normal(30), np.uint32(2**32 - 1)),
     "update row": (lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, normal(1, 6), np.int32(4)),
     "update rows": (lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, normal(4, 6), np.int32(3)),
-    "update beyond": (lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, normal(4, 6), np.int32(8)),
-    "update before": (lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, normal(4, 6), np.int32(-1)),
-    "update nearly all": (lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, normal(8, 6), np.int32(1)),
+    "update beyond": (
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        TABLE,
+        normal(4, 6),
+        np.int32(8),
+    ),
+    "update before": (
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        TABLE,
+        normal(4, 6),
+        np.int32(-1),
+    ),
+    "update nearly all": (
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        TABLE,
+        normal(8, 6),
+        np.int32(1),
+    ),
     "update both": (
         lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j)),
         TABLE,
@@ -343,9 +358,7 @@ GATHERS = {
     "along axis": (lambda t, i: jnp.take_along_axis(t, i, 1), TABLE, integers(0, 6, 9, 2)),
     "scalar": (lambda t, i: t[i], TABLE, np.int32(4)),
     "windows": (
-        lambda t, i: lax.gather(
-            t, i, lax.GatherDimensionNumbers((1, 2), (), (0,)), (4, 6), mode="clip"
-        ),
+        lambda t, i: lax.gather(t, i, lax.GatherDimensionNumbers((1, 2), (), (0,)), (4, 6), mode="clip"),
         TABLE,
         integers(-3, 12, 5, 1),
     ),
@@ -406,7 +419,12 @@ SCATTERS = {
     ),
     "set": (lambda t, i, u: t.at[i].set(u), TABLE, np.array([7, 2, 20, -1], np.int32), ROWS[:, 0]),
     "set pairs": (lambda t, i, u: t.at[i, i].set(u), TABLE, np.array([1, 4, 5], np.int32), normal(3)),
-    "set clip": (lambda t, i, u: t.at[i].set(u, mode="clip"), TABLE, np.array([3, 90], np.int32), ROWS[:2, 0]),
+    "set clip": (
+        lambda t, i, u: t.at[i].set(u, mode="clip"),
+        TABLE,
+        np.array([3, 90], np.int32),
+        ROWS[:2, 0],
+    ),
     "windows": (
         lambda t, i, u: lax.scatter_add(t, i, u, lax.ScatterDimensionNumbers((1, 2), (), (0,)), mode="clip"),
         TABLE,
@@ -549,7 +567,9 @@ def test_a_wrong_map_is_caught():
         good.kernel,
     )
     graph = build_graph(jax.jit(lambda x: x[1:4]).trace(X).jaxpr)
-    operation = graph.operations[-1].__class__("slice", {}, bad, graph.operations[-1].operands, graph.operations[-1].results)
+    operation = graph.operations[-1].__class__(
+        "slice", {}, bad, graph.operations[-1].operands, graph.operations[-1].results
+    )
     broken = graph.__class__(graph.tensors, (operation,), graph.inputs, graph.outputs, graph.literals)
     (got,) = evaluate(broken, [X], lambda spec: [spec.space])
     assert not np.array_equal(got, X[1:4])

@@ -62,7 +62,9 @@ def test_checkpoint_recomputes_behind_a_barrier():
 
     graph = check_whole(jax.grad(lambda x: jax.checkpoint(f)(x).sum()), X)
     assert primitives(graph).count("optimization_barrier") == 2  # x and the cotangent
-    assert not any(op.primitive == "optimization_barrier" for op in check_whole(jax.checkpoint(f), X).operations)
+    assert not any(
+        op.primitive == "optimization_barrier" for op in check_whole(jax.checkpoint(f), X).operations
+    )
     free = graph_of(jax.grad(lambda x: jax.checkpoint(f, prevent_cse=False)(x).sum()), X)
     assert "optimization_barrier" not in primitives(free)
 
@@ -99,7 +101,10 @@ def test_outputs_may_repeat_or_be_inputs_or_literals():
 
 def test_equal_scalars_are_one_literal_but_types_differ():
     graph = check_whole(lambda x: (x * 2.0 + 2.0, x.astype(jnp.int32) + 2), X)
-    assert sorted((v.dtype.name, v.item()) for v in graph.literals.values()) == [("float32", 2.0), ("int32", 2)]
+    assert sorted((v.dtype.name, v.item()) for v in graph.literals.values()) == [
+        ("float32", 2.0),
+        ("int32", 2),
+    ]
 
 
 def test_large_constants_must_be_inputs():
@@ -213,7 +218,8 @@ def block(layer, x):
     return x + (jax.nn.silu(x @ layer["up"]) * (x @ layer["gate"])) @ layer["down"]
 
 
-def loss_fn(params, tokens, body=jax.checkpoint(block)):
+def loss_fn(params, tokens, body=None):
+    body = body or jax.checkpoint(block)
     x = params["embedding"][tokens[:, :-1]]
     for layer in params["layers"]:
         x = body(layer, x)

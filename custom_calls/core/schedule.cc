@@ -50,7 +50,11 @@ void AddRounds(const Program& program, int64_t part_bytes, Schedule& schedule) {
 
 void AddParticipants(const Program& program, Schedule& schedule) {
   schedule.participates.resize(program.num_devices);
+  schedule.bytes_received.resize(program.num_devices);
   for (const Move& move : program.moves) {
+    // Wraps for sizes that no machine has.
+    schedule.bytes_received[move.destination.device] += static_cast<int64_t>(
+        static_cast<uint64_t>(move.remote_sources) * static_cast<uint64_t>(move.elements * program.item_size));
     schedule.participates[move.destination.device] = true;
     for (const Slice& source : move.sources) schedule.participates[source.device] = true;
   }

@@ -24,6 +24,8 @@ struct Schedule {
   // For each rank: whether some move reads or writes its buffers.
   std::vector<bool> participates;
   int32_t num_participants = 0;
+  // For each rank: what is read from other ranks' buffers into its own.
+  std::vector<int64_t> bytes_received;
   // For each device and scratch buffer: byte offset in one scratch block of `scratch_bytes`.
   std::vector<std::vector<int64_t>> scratch_offsets;
   int64_t scratch_bytes = 0;

@@ -11,7 +11,7 @@ struct Counter {
   int64_t exchange_id;
   int64_t rank;
   std::atomic<int64_t> calls{0};
-  std::atomic<int64_t> bytes_received{0};  // read from other ranks' buffers, as copied
+  std::atomic<int64_t> bytes_received{0};  // read from other ranks' buffers, counted once copied
 
   Counter(int64_t exchange_id, int64_t rank) : exchange_id(exchange_id), rank(rank) {}
 };

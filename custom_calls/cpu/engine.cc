@@ -14,6 +14,7 @@ constexpr double kDefaultTimeoutS = 60;
 constexpr auto kWatchInterval = std::chrono::milliseconds(50);
 // Failed launches that are remembered for calls that come late.
 constexpr size_t kMaxFailedRuns = 1024;
+constexpr size_t kMaxSpare = 64;
 
 std::atomic<Engine*> global{nullptr};
 std::mutex global_mutex;
@@ -49,17 +50,32 @@ Engine& Engine::Get() {
 
 Engine::Engine() : timeout_s_(TimeoutFromEnvironment()) { std::thread(&Engine::Watch, this).detach(); }
 
-void Engine::Call(std::shared_ptr<Exchange> exchange, int64_t run_id, int64_t rank, RankBuffers buffers,
-                  Finish finish) {
+void Engine::Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+                  std::unique_ptr<RankCall> call) {
   exchange->counters[rank]->calls.fetch_add(1, std::memory_order_relaxed);
-  if (!exchange->Participates(rank)) return finish(std::nullopt);
+  if (!exchange->Participates(rank)) return call->End();
   std::string error;
   std::shared_ptr<Rendezvous> rendezvous = Find(exchange, run_id, rank, error);
-  if (rendezvous == nullptr) {
-    FailRun(run_id, error);
-    return finish(error);
+  if (rendezvous != nullptr) return rendezvous->Arrive(rank, std::move(call));
+  FailRun(run_id, error);
+  call->error = error;
+  call->End();
+}
+
+// With `mutex_` held.
+Engine::Occurrences& Engine::OccurrencesOf(const Key& key, int64_t num_ranks) {
+  const auto entry = exchanges_.find(key);
+  if (entry != exchanges_.end()) return entry->second;
+  if (spare_.empty()) {
+    exchanges_[key].next_of_rank.resize(num_ranks);
+    return exchanges_[key];
   }
-  rendezvous->Arrive(rank, std::move(buffers), std::move(finish));
+  auto node = std::move(spare_.back());
+  spare_.pop_back();
+  node.key() = key;
+  node.mapped().first = 0;
+  node.mapped().next_of_rank.assign(num_ranks, 0);
+  return exchanges_.insert(std::move(node)).position->second;
 }
 
 std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
@@ -72,8 +88,7 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
       return nullptr;
     }
   }
-  Occurrences& occurrences = exchanges_[key];
-  if (occurrences.next_of_rank.empty()) occurrences.next_of_rank.resize(exchange->program->num_devices);
+  Occurrences& occurrences = OccurrencesOf(key, exchange->program->num_devices);
   if (!occurrences.open.empty() && !SameProgram(occurrences.open.front()->exchange(), *exchange)) {
     error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): device rank " +
             std::to_string(rank) + " runs another program under the same exchange id than the ranks before it";
@@ -116,7 +131,9 @@ void Engine::Close(const Key& key, int64_t number) {
     ++occurrences.first;
   }
   // All ranks have made equally many calls now, so counting may begin anew.
-  if (occurrences.open.empty()) exchanges_.erase(entry);
+  if (!occurrences.open.empty()) return;
+  auto node = exchanges_.extract(entry);
+  if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
 }
 
 void Engine::FailRun(int64_t run_id, const std::string& error) {

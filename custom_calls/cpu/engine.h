@@ -25,8 +25,8 @@ class Engine {
   // The one engine. Never destroyed; a forked child gets a new one.
   static Engine& Get();
 
-  // Runs `rank`'s part of `exchange` in launch `run_id`. Never waits: `finish` is called when the call is over.
-  void Call(std::shared_ptr<Exchange> exchange, int64_t run_id, int64_t rank, RankBuffers buffers, Finish finish);
+  // Runs `rank`'s part of `exchange` in launch `run_id`. Never waits: the call is ended when the moves are done.
+  void Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank, std::unique_ptr<RankCall> call);
 
   // Ends every call of the launch that waits, and every later one, with `error`.
   void FailRun(int64_t run_id, const std::string& error);
@@ -52,6 +52,7 @@ class Engine {
   Engine();
   std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
                                    std::string& error);
+  Occurrences& OccurrencesOf(const Key& key, int64_t num_ranks);
   std::shared_ptr<Rendezvous> Open(const Key& key, Occurrences& occurrences, const std::shared_ptr<Exchange>& exchange);
   void Close(const Key& key, int64_t number);
   void Watch();
@@ -61,7 +62,9 @@ class Engine {
   Arena arena_;
   std::atomic<double> timeout_s_;
   std::mutex mutex_;
-  std::map<Key, Occurrences> exchanges_;
+  using Exchanges = std::map<Key, Occurrences>;
+  Exchanges exchanges_;
+  std::vector<Exchanges::node_type> spare_;  // emptied entries, to be used again
   std::deque<std::pair<int64_t, std::string>> failed_runs_;
   std::condition_variable watch_;
   bool watching_ = false;

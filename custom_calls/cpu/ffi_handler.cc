@@ -58,7 +58,8 @@ struct CallFrame {
 };
 
 // Collects the buffers of `rank`, or says which does not fit the program.
-std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const CallFrame& frame, RankBuffers& buffers) {
+std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const CallFrame& frame,
+                                   std::vector<char*>& buffers) {
   const Program& program = *exchange.program;
   const auto& inputs = program.sizes[rank][static_cast<int>(Space::kInput)];
   const auto& outputs = program.sizes[rank][static_cast<int>(Space::kOutput)];
@@ -68,15 +69,16 @@ std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const
            " results, the program wants " + std::to_string(inputs.size() + token) + " and " +
            std::to_string(outputs.size() + token);
   }
+  buffers.reserve(inputs.size() + outputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const ffi::AnyBuffer buffer = frame.args.get<ffi::AnyBuffer>(i + token).value();
     if (auto mismatch = Mismatch("input", i, buffer, inputs[i], program)) return mismatch;
-    buffers.inputs.push_back(static_cast<char*>(buffer.untyped_data()));
+    buffers.push_back(static_cast<char*>(buffer.untyped_data()));
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const ffi::AnyBuffer buffer = *frame.rets.get<ffi::AnyBuffer>(i + token).value();
     if (auto mismatch = Mismatch("output", i, buffer, outputs[i], program)) return mismatch;
-    buffers.outputs.push_back(static_cast<char*>(buffer.untyped_data()));
+    buffers.push_back(static_cast<char*>(buffer.untyped_data()));
   }
   return std::nullopt;
 }
@@ -89,37 +91,45 @@ void PassToken(const CallFrame& frame) {
   std::memcpy(to.untyped_data(), from.untyped_data(), to.size_bytes());
 }
 
+class XlaCall : public RankCall {
+ public:
+  ffi::Future future() const { return ffi::Future(promise_); }
+
+  void End() override {
+    if (error) {
+      promise_.SetError(ffi::Error(ffi::ErrorCode::kDeadlineExceeded, *error));
+    } else {
+      promise_.SetAvailable();
+    }
+  }
+
+ private:
+  ffi::Promise promise_;
+};
+
 ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ffi::S32> rank_buffer,
                     ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary) {
   const std::shared_ptr<Exchange>& exchange = state->exchange;
-  ffi::Promise promise;
-  ffi::Future future(promise);
+  auto call = std::make_unique<XlaCall>();
+  ffi::Future future = call->future();
   const CallFrame frame = {args, rets};
   const int64_t rank = *rank_buffer.typed_data();
-  RankBuffers buffers;
   std::optional<std::string> problem;
   if (rank < 0 || rank >= exchange->program->num_devices) {
     problem = "rank is " + std::to_string(rank) + ", the program is for " +
               std::to_string(exchange->program->num_devices) + " devices";
   } else {
-    problem = Collect(*exchange, rank, frame, buffers);
+    problem = Collect(*exchange, rank, frame, call->buffers);
   }
   if (problem) {
-    const std::string message = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + ") on device rank " +
-                                std::to_string(rank) + ": " + *problem;
-    Engine::Get().FailRun(run_id.run_id, message);
-    promise.SetError(ffi::Error::InvalidArgument(message));
+    call->error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + ") on device rank " +
+                  std::to_string(rank) + ": " + *problem;
+    Engine::Get().FailRun(run_id.run_id, *call->error);
+    call->End();
     return future;
   }
   if (exchange->has_token) PassToken(frame);
-  Engine::Get().Call(exchange, run_id.run_id, rank, std::move(buffers),
-                     [promise = std::move(promise)](const std::optional<std::string>& error) mutable {
-                       if (error) {
-                         promise.SetError(ffi::Error(ffi::ErrorCode::kDeadlineExceeded, *error));
-                       } else {
-                         promise.SetAvailable();
-                       }
-                     });
+  Engine::Get().Call(exchange, run_id.run_id, rank, std::move(call));
   return future;
 }
 

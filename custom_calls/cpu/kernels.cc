@@ -263,8 +263,19 @@ void StreamBytes(char* to, const char* from, int64_t bytes) {
   std::memcpy(to + done, from + done, bytes - done);
 }
 
-void StreamRow(const Row& row, int64_t item_size) {
-  StreamBytes(row.destination, row.sources[0], row.count * item_size);
+void CopyBytes(char* to, const char* from, int64_t bytes, bool stream) {
+  if (!stream) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  StreamBytes(to, from, bytes);
+  StreamFence();
+}
+
+// Whether the move copies one run of memory to another.
+bool IsFlatCopy(const Move& move) {
+  if (move.monoid != Monoid::kCopy) return false;
+  return move.rank == 0 || (move.rank == 1 && move.destination.strides[0] == 1 && move.sources[0].strides[0] == 1);
 }
 
 // ---- Walking the box ------------------------------------------------------------------------------------
@@ -323,7 +334,11 @@ void RunRows(const BoundMove& bound, int64_t begin, int64_t end, bool stream, co
       sources[s] = bound.sources[s] + (walk.Offset(move.sources[s]) + column * source_strides[s]) * item;
     }
     const Row row = {destination, stride, sources, source_strides, num_sources, count};
-    if (stream) StreamRow(row, item); else fn(row, float8);
+    if (stream) {
+      StreamBytes(row.destination, row.sources[0], row.count * item);
+    } else {
+      fn(row, float8);
+    }
     position += count;
   }
   if (stream) StreamFence();
@@ -332,6 +347,11 @@ void RunRows(const BoundMove& bound, int64_t begin, int64_t end, bool stream, co
 }  // namespace
 
 void Run(const BoundMove& bound, int64_t begin, int64_t end, bool stream) {
+  if (IsFlatCopy(*bound.move)) {
+    const int64_t item = ItemSize(bound.dtype);
+    CopyBytes(bound.destination + begin * item, bound.sources[0] + begin * item, (end - begin) * item, stream);
+    return;
+  }
   const int64_t num_sources = static_cast<int64_t>(bound.move->sources.size());
   if (num_sources <= kMaxStackSources) {
     const char* sources[kMaxStackSources];

@@ -9,15 +9,21 @@
 namespace einsummable::cpu {
 namespace {
 
-// Completions that together take longer than this are worth waking a thread for.
-constexpr int64_t kWorthWakingNs = 40'000;
-// Completions queued for longer than this are stuck behind one that blocks.
+// Calls that take longer than this to end are worth waking a thread for.
+constexpr int64_t kWorthWakingNs = 100'000;
+// Calls queued for longer than this are stuck behind one that blocks.
 constexpr int64_t kStuckNs = 30'000'000;
 constexpr int64_t kMaxRescuers = 512;
 
-// Whether this thread runs completions. Those added by a completion are left to the loop that runs it, which bounds the
-// stack however long a chain of exchanges gets.
+// Whether this is a thread of the pool. The calls that end because another one has are left to the loop that ended it,
+// which bounds the stack however long a chain of exchanges gets.
 thread_local bool is_worker = false;
+
+// Follows shorter times quickly and longer ones slowly: most of those are only this thread losing its core.
+void Smooth(std::atomic<int64_t>& typical, int64_t sample) {
+  const int64_t old = typical.load(std::memory_order_relaxed);
+  typical.store(old + (sample - old) / (sample < old ? 2 : 16), std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -58,23 +64,22 @@ void Pool::Forget(const std::shared_ptr<Work>& work) {
 
 bool Pool::Pop(Pending& pending) {
   std::lock_guard lock(mutex_);
-  if (completions_.empty()) return false;
-  pending = std::move(completions_.front());
-  completions_.pop_front();
+  if (pending_.empty()) return false;
+  pending = std::move(pending_.front());
+  pending_.pop_front();
   return true;
 }
 
-// Runs completions until there are none; when that takes long, the other threads are woken to help.
+// Ends calls until there are none; when that takes long, the other threads are woken to help.
 void Pool::Drain() {
   const FloatMode mode(Denormals::kFlush);
   int64_t begin = NowNs();
   int64_t now = begin;
   for (Pending pending; Pop(pending);) {
-    pending.run();
-    pending.run = nullptr;
+    pending.call->End();
+    pending.call = nullptr;
     const int64_t before = std::exchange(now, NowNs());
-    const int64_t typical = pending.typical_ns->load(std::memory_order_relaxed);
-    pending.typical_ns->store(typical + (now - before - typical) / 8, std::memory_order_relaxed);
+    Smooth(*pending.typical_ns, now - before);
     if (now - begin < kWorthWakingNs) continue;
     begin = now;
     Wake(num_pending() - 1);
@@ -83,18 +88,17 @@ void Pool::Drain() {
 
 int64_t Pool::num_pending() {
   std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(completions_.size());
+  return static_cast<int64_t>(pending_.size());
 }
 
-void Pool::Complete(std::vector<Completion> completions, std::shared_ptr<std::atomic<int64_t>> typical_ns) {
-  if (completions.empty()) return;
-  const int64_t count = static_cast<int64_t>(completions.size());
+void Pool::Complete(std::vector<std::unique_ptr<Ending>> calls,
+                    const std::shared_ptr<std::atomic<int64_t>>& typical_ns) {
+  if (calls.empty()) return;
+  const int64_t count = static_cast<int64_t>(calls.size());
   const int64_t now = NowNs();
   {
     std::lock_guard lock(mutex_);
-    for (Completion& completion : completions) {
-      completions_.push_back({std::move(completion), typical_ns, now});
-    }
+    for (auto& call : calls) pending_.push_back({std::move(call), typical_ns, now});
   }
   const bool is_long = typical_ns->load(std::memory_order_relaxed) * count > kWorthWakingNs;
   const int64_t wanted = is_long ? count : 1;
@@ -106,7 +110,7 @@ void Pool::Worker() {
   std::unique_lock lock(mutex_);
   while (true) {
     ++idle_;
-    wake_.wait(lock, [&] { return !completions_.empty() || !work_.empty(); });
+    wake_.wait(lock, [&] { return !pending_.empty() || !work_.empty(); });
     --idle_;
     if (!work_.empty()) {
       std::shared_ptr<Work> work = work_.front();
@@ -127,8 +131,8 @@ void Pool::Rescue() {
   int64_t added = 0;
   {
     std::lock_guard lock(mutex_);
-    if (completions_.empty() || NowNs() - completions_.front().queued_ns < kStuckNs) return;
-    added = std::min<int64_t>(static_cast<int64_t>(completions_.size()), kMaxRescuers - num_rescuers_);
+    if (pending_.empty() || NowNs() - pending_.front().queued_ns < kStuckNs) return;
+    added = std::min<int64_t>(static_cast<int64_t>(pending_.size()), kMaxRescuers - num_rescuers_);
     num_rescuers_ += added;
   }
   for (int64_t i = 0; i < added; ++i) std::thread(&Pool::Worker, this).detach();

@@ -1,7 +1,7 @@
-// The engine's threads. They copy, and they complete ranks, which runs what XLA does next on that rank.
+// The engine's threads. They copy, and they end calls, which runs what XLA does next on that rank.
 //
-// A completion never runs in a thread that XLA lends us for a call: what XLA does next may block (its own collectives
-// do) until the rank of that very call goes on.
+// No call ends in a thread that XLA lends us for another call: what XLA does next may block (its own collectives do)
+// until the rank of that very call goes on.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -24,9 +23,15 @@ class Work {
   virtual bool RunPart() = 0;
 };
 
+// The call of one rank, to be ended once: what XLA does next on that rank then runs.
+class Ending {
+ public:
+  virtual ~Ending() = default;
+  virtual void End() = 0;
+};
+
 class Pool {
  public:
-  using Completion = std::function<void()>;
 
   Pool();
 
@@ -34,19 +39,19 @@ class Pool {
   // begin.
   void Share(std::shared_ptr<Work> work, int64_t helpers);
 
-  // Has the completions run by a thread of the pool: this one if it is one, and more of them when they take long.
-  // `typical_ns` is the smoothed run time of one, read and updated.
-  void Complete(std::vector<Completion> completions, std::shared_ptr<std::atomic<int64_t>> typical_ns);
+  // Has the calls ended by a thread of the pool: this one if it is one, and more of them when that takes long.
+  // `typical_ns` is the smoothed time for one, read and updated.
+  void Complete(std::vector<std::unique_ptr<Ending>> calls, const std::shared_ptr<std::atomic<int64_t>>& typical_ns);
 
-  // Adds threads if completions have waited for long: those before them may block until these have run.
+  // Adds threads if calls have waited for their end for long: those before them may block until these have ended.
   void Rescue();
 
-  // Completions that wait for a thread.
+  // Calls that wait for a thread to end them.
   int64_t num_pending();
 
  private:
   struct Pending {
-    Completion run;
+    std::unique_ptr<Ending> call;
     std::shared_ptr<std::atomic<int64_t>> typical_ns;
     int64_t queued_ns = 0;
   };
@@ -63,7 +68,7 @@ class Pool {
   std::condition_variable wake_;
   int64_t idle_ = 0;
   std::deque<std::shared_ptr<Work>> work_;
-  std::deque<Pending> completions_;
+  std::deque<Pending> pending_;
 };
 
 int64_t NowNs();

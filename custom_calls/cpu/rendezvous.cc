@@ -28,7 +28,10 @@ class Rendezvous::RoundWork : public Work {
   bool RunPart() override {
     const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
     if (index >= parts_.size()) return false;
-    owner_->RunPart(parts_[index]);
+    {
+      const FloatMode mode(Denormals::kKeep);
+      owner_->RunPart(parts_[index]);
+    }
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) owner_->BeginRound(number_ + 1);
     return true;
   }
@@ -43,7 +46,7 @@ class Rendezvous::RoundWork : public Work {
 
 Rendezvous::Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& pool, std::function<void()> closed)
     : exchange_(std::move(exchange)), arena_(arena), pool_(pool), closed_(std::move(closed)), begin_ns_(NowNs()),
-      ranks_(exchange_->program->num_devices) {
+      calls_(exchange_->program->num_devices) {
   const int64_t scratch_bytes = exchange_->schedule.scratch_bytes;
   if (scratch_bytes > 0) scratch_ = arena_.Take(static_cast<size_t>(scratch_bytes));
 }
@@ -52,19 +55,19 @@ Rendezvous::~Rendezvous() {
   if (scratch_.first != nullptr) arena_.Give(scratch_);
 }
 
-void Rendezvous::Arrive(int64_t rank_number, RankBuffers buffers, Finish finish) {
-  std::optional<std::string> error;
+void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
   bool complete = false;
   {
     std::lock_guard lock(mutex_);
-    error = error_;
-    if (!error) {
-      ranks_[rank_number] = {true, std::move(buffers), std::move(finish)};
+    if (error_) {
+      call->error = error_;
+    } else {
+      calls_[rank] = std::move(call);
       ++num_arrived_;
       complete = IsComplete();
     }
   }
-  if (error) return finish(error);
+  if (call) return call->End();
   if (!complete) return;
   if (exchange_->schedule.traffic_bytes < kInlineBytes) {
     RunInline();
@@ -74,34 +77,37 @@ void Rendezvous::Arrive(int64_t rank_number, RankBuffers buffers, Finish finish)
 }
 
 void Rendezvous::RunInline() {
-  for (const Round& round : exchange_->schedule.rounds) {
-    for (const Part& part : round.parts) RunPart(part);
+  {
+    const FloatMode mode(Denormals::kKeep);
+    for (const Round& round : exchange_->schedule.rounds) {
+      for (const Part& part : round.parts) RunPart(part);
+    }
   }
-  EndAll(std::nullopt);
+  EndAll();
 }
 
 void Rendezvous::BeginRound(size_t number) {
   const auto& rounds = exchange_->schedule.rounds;
-  if (number == rounds.size()) return EndAll(std::nullopt);
+  if (number == rounds.size()) return EndAll();
   const auto helpers = static_cast<int64_t>(rounds[number].traffic_bytes / kWorthWakingBytes) - 1;
   pool_.Share(std::make_shared<RoundWork>(shared_from_this(), number),
               std::min(helpers, static_cast<int64_t>(rounds[number].parts.size()) - 1));
 }
 
 char* Rendezvous::AddressOf(const Slice& slice) const {
-  const int64_t offset_bytes = slice.offset * exchange_->program->item_size;
-  const RankBuffers& buffers = ranks_[slice.device].buffers;
-  switch (slice.space) {
-    case Space::kInput: return buffers.inputs[slice.buffer] + offset_bytes;
-    case Space::kOutput: return buffers.outputs[slice.buffer] + offset_bytes;
-    default: return scratch_.first + exchange_->schedule.scratch_offsets[slice.device][slice.buffer] + offset_bytes;
+  const Program& program = *exchange_->program;
+  const int64_t offset_bytes = slice.offset * program.item_size;
+  if (slice.space == Space::kScratch) {
+    return scratch_.first + exchange_->schedule.scratch_offsets[slice.device][slice.buffer] + offset_bytes;
   }
+  const auto& inputs = program.sizes[slice.device][static_cast<int>(Space::kInput)];
+  const size_t index = slice.space == Space::kInput ? slice.buffer : inputs.size() + slice.buffer;
+  return calls_[slice.device]->buffers[index] + offset_bytes;
 }
 
 void Rendezvous::RunPart(const Part& part) {
   static const RunFn run = BestRun();
   constexpr size_t kFew = 64;
-  const FloatMode mode(Denormals::kKeep);
   const Program& program = *exchange_->program;
   const Move& move = program.moves[part.move];
   const char* few[kFew];
@@ -114,22 +120,20 @@ void Rendezvous::RunPart(const Part& part) {
   for (size_t s = 0; s < move.sources.size(); ++s) sources[s] = AddressOf(move.sources[s]);
   const BoundMove bound = {&move, program.dtype, AddressOf(move.destination), sources};
   run(bound, part.begin, part.end, exchange_->schedule.traffic_bytes > kStreamBytes);
-  exchange_->counters[move.destination.device]->bytes_received.fetch_add(
-      move.remote_sources * (part.end - part.begin) * program.item_size, std::memory_order_relaxed);
 }
 
 // Ends the calls of all ranks that are here. No lock: they have all arrived, or no more will be let in.
-void Rendezvous::EndAll(const std::optional<std::string>& error) {
-  if (!error) closed_();
-  std::vector<Pool::Completion> completions;
-  completions.reserve(ranks_.size());
-  for (Rank& rank : ranks_) {
-    if (!rank.finish) continue;
-    completions.push_back([finish = std::move(rank.finish), error] { finish(error); });
-    rank.finish = nullptr;
+void Rendezvous::EndAll() {
+  std::vector<std::unique_ptr<Ending>> ending;
+  ending.reserve(calls_.size());
+  for (size_t rank = 0; rank < calls_.size(); ++rank) {
+    if (!calls_[rank]) continue;
+    if (!error_) exchange_->counters[rank]->bytes_received += exchange_->schedule.bytes_received[rank];
+    calls_[rank]->error = error_;
+    ending.push_back(std::move(calls_[rank]));
   }
-  pool_.Complete(std::move(completions),
-                 std::shared_ptr<std::atomic<int64_t>>(exchange_, &exchange_->continuation_ns));
+  if (!error_) closed_();
+  pool_.Complete(std::move(ending), std::shared_ptr<std::atomic<int64_t>>(exchange_, &exchange_->continuation_ns));
 }
 
 void Rendezvous::Fail(const std::string& error) {
@@ -138,7 +142,7 @@ void Rendezvous::Fail(const std::string& error) {
     if (error_ || IsComplete()) return;
     error_ = error;
   }
-  EndAll(error);
+  EndAll();
 }
 
 std::optional<std::string> Rendezvous::Overdue(int64_t deadline_ns, double timeout_s) {
@@ -146,9 +150,9 @@ std::optional<std::string> Rendezvous::Overdue(int64_t deadline_ns, double timeo
   std::lock_guard lock(mutex_);
   if (error_ || IsComplete()) return std::nullopt;
   std::ostringstream missing, arrived;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  for (size_t rank = 0; rank < calls_.size(); ++rank) {
     if (!exchange_->schedule.participates[rank]) continue;
-    std::ostringstream& list = ranks_[rank].arrived ? arrived : missing;
+    std::ostringstream& list = calls_[rank] ? arrived : missing;
     list << (list.tellp() > 0 ? ", " : "") << rank;
   }
   std::ostringstream message;

@@ -18,13 +18,11 @@
 
 namespace einsummable::cpu {
 
-// Ends the call of one rank: with nothing on success, with a message on failure.
-using Finish = std::function<void(const std::optional<std::string>& error)>;
-
-// The buffers of one rank's call, in the order of the program.
-struct RankBuffers {
-  std::vector<char*> inputs;
-  std::vector<char*> outputs;
+// One rank's call of the exchange.
+class RankCall : public Ending {
+ public:
+  std::vector<char*> buffers;  // inputs, then outputs, in the order of the program
+  std::optional<std::string> error;  // what `End` is to tell the caller
 };
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
@@ -35,7 +33,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
 
   // Brings in `rank`, whose call ends when the moves are done: other ranks may read its buffers until then. The last
   // to arrive does its share of the moves.
-  void Arrive(int64_t rank, RankBuffers buffers, Finish finish);
+  void Arrive(int64_t rank, std::unique_ptr<RankCall> call);
 
   // Ends the calls of the ranks that have arrived, and of those that will, with `error`; does nothing once all have
   // arrived.
@@ -47,11 +45,6 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   const Exchange& exchange() const { return *exchange_; }
 
  private:
-  struct Rank {
-    bool arrived = false;
-    RankBuffers buffers;
-    Finish finish;
-  };
   class RoundWork;
 
   bool IsComplete() const { return num_arrived_ == exchange_->schedule.num_participants; }
@@ -59,7 +52,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   void RunInline();
   void BeginRound(size_t number);
   void RunPart(const Part& part);
-  void EndAll(const std::optional<std::string>& error);
+  void EndAll();
 
   const std::shared_ptr<Exchange> exchange_;
   Arena& arena_;
@@ -69,7 +62,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::pair<char*, size_t> scratch_{nullptr, 0};
 
   std::mutex mutex_;  // guards what follows until all ranks have arrived; after that only the moves use it
-  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<RankCall>> calls_;  // by rank
   int32_t num_arrived_ = 0;
   std::optional<std::string> error_;
 };

@@ -26,7 +26,7 @@ def _unstack(x: jax.Array, *, axis: int) -> list[jax.Array]:
 
 
 def _stack(*pieces: jax.Array, axis: int) -> list[jax.Array]:
-    shape = pieces[0].shape[:axis] + (1,) + pieces[0].shape[axis:]
+    shape = (*pieces[0].shape[:axis], 1, *pieces[0].shape[axis:])
     dims = [d for d in range(len(shape)) if d != axis]
     return [lax.concatenate([lax.broadcast_in_dim(x, shape, dims) for x in pieces], axis)]
 

@@ -162,9 +162,13 @@ class JoinAggSpec:
                 for dim, dim_map in enumerate(array_map):
                     for label, stride in dim_map.terms:
                         if not 0 <= label < len(self.labels):
-                            raise ValueError(f"{kind} {position} dimension {dim} names label {label} of {names}")
+                            raise ValueError(
+                                f"{kind} {position} dimension {dim} names label {label} of {names}"
+                            )
                         if stride == 0:
-                            raise ValueError(f"{kind} {position} dimension {dim}: stride 0 for {names[label]!r}")
+                            raise ValueError(
+                                f"{kind} {position} dimension {dim}: stride 0 for {names[label]!r}"
+                            )
         for label_index, label in enumerate(self.labels):
             appears = [any(label_index == t for m in r for t, _ in m.terms) for r in self.results]
             if label.role is Role.PASS_THROUGH and not all(appears):

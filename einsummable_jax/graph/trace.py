@@ -80,7 +80,7 @@ def _check(
         if np.size(value) > 1:
             raise ValueError(
                 f"the jaxpr closes over a constant of shape {np.shape(value)}; constants of more than one "
-                "element must be inputs of the graph: hoist them with jax.closure_convert or pass them as arguments"
+                "element must be inputs of the graph: pass them as arguments"
             )
     if input_names is not None and len(input_names) != len(jaxpr.invars):
         raise ValueError(f"{len(input_names)} input names for {len(jaxpr.invars)} inputs")
@@ -94,7 +94,7 @@ def _check(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a body is inlined: the name stack there, and the source line that stands for all of it, if any."""
+    """Where a body is inlined: the name stack, and the source line that stands for all of it, if any."""
 
     name_stack: str = ""
     source: str | None = None
@@ -114,14 +114,14 @@ class _Builder:
         """A new tensor of the type ``aval``."""
         if not isinstance(aval, _compat.core.ShapedArray):
             raise NotImplementedError(
-                f"{name!r} has type {aval}, which is no array; mutable references and tokens cannot be distributed: "
-                "keep them outside of the distributed function"
+                f"{name!r} has type {aval}, which is no array; mutable references and tokens cannot be "
+                "distributed: keep them outside of the distributed function"
             )
         self.tensors.append(Tensor(tuple(aval.shape), aval.dtype, name))
         return len(self.tensors) - 1
 
     def literal(self, value: Any, aval: Any = None) -> int:
-        """The tensor that is the literal ``value`` (of the type ``aval``); equal small ones are one tensor."""
+        """The tensor of the literal ``value`` (of the type ``aval``); equal small ones are one tensor."""
         dtype = value.dtype if aval is None else aval.dtype
         if isinstance(dtype, np.dtype):
             value = np.asarray(value, dtype)
@@ -202,9 +202,7 @@ class _Builder:
         )
         return results
 
-    def graph(
-        self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]
-    ) -> Graph:
+    def graph(self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]) -> Graph:
         """The graph of what the outputs need, tensors renumbered without gaps."""
         kept = list(self._needed(outputs))[::-1]
         used = set(inputs) | set(outputs)
@@ -216,7 +214,8 @@ class _Builder:
         return Graph(
             tensors=tuple(self.tensors[old] for old in order),
             operations=tuple(
-                dataclasses.replace(op, operands=renumber(op.operands), results=renumber(op.results)) for op in kept
+                dataclasses.replace(op, operands=renumber(op.operands), results=renumber(op.results))
+                for op in kept
             ),
             inputs=renumber(inputs),
             outputs=renumber(outputs),
@@ -248,8 +247,8 @@ def _source_line(eqn: JaxprEqn) -> str:
 def _is_user_code(jaxpr: Jaxpr) -> bool:
     """Whether a body is a function of the user's.
 
-    Equations in bodies from JAX itself are named by the call: JAX traces such a body once, and its lines say where
-    it was called first.
+    Equations in bodies from JAX itself are named by the call: JAX traces such a body once, and its lines
+    say where it was called first.
     """
     origin = jaxpr.debug_info.func_src_info if jaxpr.debug_info else None
     if not origin or " at " not in origin:
@@ -261,6 +260,6 @@ def _is_user_code(jaxpr: Jaxpr) -> bool:
 @functools.cache
 def _warn_constraint_ignored() -> None:
     _log.warning(
-        "with_sharding_constraint inside a distributed function is ignored: the plan decides where results live"
+        "with_sharding_constraint inside a distributed function is ignored: the plan decides where "
+        "results live"
     )
-

@@ -1,4 +1,4 @@
-"""Candidate decompositions of an iteration space: which labels are cut, over which axes of the refined mesh."""
+"""Candidate decompositions of an iteration space: which labels are cut, over which axes of the mesh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 MAX_CANDIDATES = 400
-"""Beyond this many, only cuts whose axes lie side by side in the mesh are tried, then only those of few labels."""
+"""Beyond this many, only cuts by axes that lie side by side are tried, then only those of few labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +83,8 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
     usable = [label for label, n in enumerate(extents) if cuttable[label] and n >= min(sizes) > 1]
     choices = np.array(list(itertools.product([-1, *usable], repeat=len(sizes))), np.int64)
     parts = np.stack(
-        [np.prod(np.where(choices == label, sizes, 1), axis=1) for label in range(len(extents))] or [[]], axis=-1
+        [np.prod(np.where(choices == label, sizes, 1), axis=1) for label in range(len(extents))] or [[]],
+        axis=-1,
     ).reshape(len(choices), len(extents))
     keep = (parts <= np.maximum(np.array(extents, np.int64), 1)).all(axis=1)
     for fits in (_axes_side_by_side, _two_labels, _labels_in_order):
@@ -117,7 +118,7 @@ def _two_labels(choices: np.ndarray) -> np.ndarray:
 
 def _labels_in_order(choices: np.ndarray) -> np.ndarray:
     """Whether the labels of each row ascend, booleans ``[C]``."""
-    return (np.diff(choices, axis=1) >= 0).all(axis=1)
+    return np.all(np.diff(choices, axis=1) >= 0, axis=1)
 
 
 @functools.lru_cache(maxsize=4096)

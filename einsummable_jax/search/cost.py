@@ -24,7 +24,9 @@ class ExchangeTable:
     received_bytes: np.ndarray
 
 
-def exchange_table(held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology) -> ExchangeTable:
+def exchange_table(
+    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology
+) -> ExchangeTable:
     """Model the exchange between each held and each needed layout of one tensor.
 
     Final tiles are copied from device to device. Contributions are aggregated in the cheaper of two ways:
@@ -78,7 +80,9 @@ def _aggregation_costs(
         options.append((rounds * topology.latency_s + seconds, missing.sum(axis=0) * itemsize))
     (direct_s, direct_bytes), (two_shot_s, two_shot_bytes) = options
     scatter_first = two_shot_s < direct_s
-    return np.where(scatter_first, two_shot_s, direct_s), np.where(scatter_first, two_shot_bytes, direct_bytes)
+    return np.where(scatter_first, two_shot_s, direct_s), np.where(
+        scatter_first, two_shot_bytes, direct_bytes
+    )
 
 
 def _common_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
@@ -88,7 +92,7 @@ def _common_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
 
 
 def _interval_patterns(held: TileLayouts, needed: TileLayouts) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each dimension the intervals of each device in the distinct patterns held and needed, ``[p, k, 2]``."""
+    """For each dimension the intervals of each device in the patterns held and needed, ``[p, k, 2]``."""
     pairs = zip(held.patterns, needed.patterns, strict=True)
     return [(a.swapaxes(0, 1), b.swapaxes(0, 1)) for (a, _), (b, _) in pairs]
 
@@ -130,7 +134,7 @@ def _traffic_seconds(
     if topology.links or topology.cuts:
         network = _busiest_link(missing, held, needed, topology)
     else:
-        # Senders share the load: only where few devices hold all that is needed are they slower than receivers.
+        # Senders share the load: only where few devices hold all that is needed are they the slower side.
         sent = missing.sum(axis=0) / _senders(held, needed)
         network = np.maximum(missing.max(axis=0) / topology.ingress, sent / topology.egress)
     return np.maximum(memory, network) * itemsize

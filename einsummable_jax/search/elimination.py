@@ -126,7 +126,7 @@ def _eliminate(part: NarrowPart, i: int, near: Sequence[int], interner: Interner
 
 
 def _least(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Minimum over the first axis of ``unary + sum of tables``, for all states of the (up to two) neighbours."""
+    """Minimum over the first axis of ``unary + sum of tables``, for all states of up to two neighbours."""
     if not tables:
         return np.asarray(unary.min())
     first = unary[:, None] + tables[0]

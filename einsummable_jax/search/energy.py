@@ -1,4 +1,4 @@
-"""The search as a discrete energy: one variable per group, input, output and delivered layout; pairwise costs."""
+"""The search as a discrete energy: variables with few states each, and costs of pairs of them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def make_groups(graph: Graph) -> list[Group]:
 
 
 def tail_of_group(spec: JoinAggSpec) -> bool:
-    """Whether a reduction may end an element-wise group: one operand, cut exactly like the iteration space."""
+    """Whether a reduction may end an element-wise group: its one operand spans the iteration space."""
     reduces = any(label.role is Role.REDUCTION for label in spec.labels)
     return reduces and len(spec.operands) == 1 and identity_labels(spec.operands[0], spec) is not None
 
@@ -98,7 +98,7 @@ class _Merger:
         ]
 
     def correspondence(self, consumer: int, position: int) -> dict[int, int] | None:
-        """The consumer's label for each label of the producer of one operand, where the two may be one group."""
+        """The consumer's label for each of the producer of an operand, if the two may be one group."""
         graph, found = self.graph, self.producer.get(self.graph.operations[consumer].operands[position])
         if found is None:
             return None
@@ -148,7 +148,7 @@ class _Merger:
                     self.merge(consumer, producer, {b: a for a, b in matches[0].items()})
 
     def merge(self, kept: int, moved: int, match: dict[int, int]) -> None:
-        """Make one group of those of two operations; ``match`` maps labels of ``kept`` to labels of ``moved``."""
+        """Make one group of those of two operations; ``match``: the label of ``moved`` for each of ``kept``."""
         target, source = self.group_of[kept], self.group_of[moved]
         if target == source:
             return
@@ -171,9 +171,7 @@ class _Merger:
         operations = self.graph.operations
         kept = [k for k, label in enumerate(operations[founder].spec.labels) if label.extent != 1]
         position = {label: i for i, label in enumerate(kept)}
-        labels = {
-            m: tuple(None if x is None else position[x] for x in self.labels[m]) for m in members
-        }
+        labels = {m: tuple(None if x is None else position[x] for x in self.labels[m]) for m in members}
         replicated = {
             labels[m][k]
             for m in members

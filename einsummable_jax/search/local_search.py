@@ -23,7 +23,7 @@ def improve(energy: Energy, states: Sequence[int], rounds: int, seed: int = 0) -
     current, value = list(states), energy.value(states)
     idle = 0
     while idle < rounds:
-        forest = _induced_forest(neighbours, random.permutation(len(current)))
+        forest = _induced_forest(neighbours, random.permutation(len(current)).tolist())
         moved = _best_on_forest(energy, neighbours, current, forest)
         moved_value = energy.value(moved)
         idle = 0 if moved_value < value * (1 - 1e-9) else idle + 1
@@ -45,7 +45,7 @@ def _induced_forest(neighbours: Sequence[Sequence[int]], order: Sequence[int]) -
             i = tree[i]
         return i
 
-    for i in map(int, order):
+    for i in order:
         roots = [root(j) for j in neighbours[i] if j in tree]
         if len(set(roots)) == len(roots):
             tree[i] = i

@@ -11,7 +11,6 @@ import numpy as np
 
 from einsummable_jax.search.energy import Energy
 
-
 WORTH_DROPPING = 0.8
 """States are dropped if the tables then hold at most this share of their entries."""
 

@@ -97,9 +97,10 @@ class Model:
     # ---- function inputs and outputs -------------------------------------------------------------
 
     def _add_boundary(self) -> None:
-        first_use = {
-            tensor: index for index, op in reversed(list(enumerate(self.graph.operations))) for tensor in op.operands
-        }
+        first_use: dict[int, int] = {}
+        for index, op in enumerate(self.graph.operations):
+            for tensor in op.operands:
+                first_use.setdefault(tensor, index)
         for tensor in self.graph.inputs:
             endpoint = self._mesh_endpoint(tensor, None, first_use.get(tensor, 0) - 0.5)
             self.input_variables.append(endpoint.variable)
@@ -129,7 +130,7 @@ class Model:
             variable = self.builder.variable(preference, place)
             self._layouts_of[variable] = choices
         elif self._layouts_of[variable] is not choices:
-            raise ValueError(f"state output {value.name!r} of shape {value.shape} differs in shape from its input")
+            raise ValueError(f"state output {value.name!r} {value.shape} differs in shape from its input")
         return Endpoint(variable, layouts, index)
 
     # ---- operations ------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Model:
         found: dict[Any, tuple[np.ndarray, int]] = {}
         for member in group.members:
             op = graph.operations[member]
-            result_volume = self._volumes(group, member, candidates, op.spec.results[0]) if op.results else 0.0
+            result_volume = self._volumes(group, member, candidates, op.spec.results[0])
             for position, (tensor, array_map) in enumerate(zip(op.operands, op.spec.operands, strict=True)):
                 if tensor not in made and (key := (tensor, group.array_map(member, array_map))) not in found:
                     volume = self._volumes(group, member, candidates, array_map)
@@ -359,9 +360,8 @@ def _one_monoid(candidates: Candidates, of_label: Sequence[Any]) -> np.ndarray:
     kinds = {monoid for monoid in of_label if monoid is not None}
     if len(kinds) < 2:
         return np.ones(len(candidates), bool)
-    cuts = [
-        (candidates.parts[:, [i for i, m in enumerate(of_label) if m is kind]] > 1).any(axis=1) for kind in kinds
-    ]
+    labels = [[i for i, monoid in enumerate(of_label) if monoid is kind] for kind in kinds]
+    cuts = [(candidates.parts[:, of_kind] > 1).any(axis=1) for of_kind in labels]
     return np.sum(cuts, axis=0) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The same minimisation as a mixed-integer linear program: the yardstick of the solver, for small energies."""
+"""The same minimisation as a mixed-integer linear program: the yardstick of the solver."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def minimise_by_milp(energy: Energy, time_limit_s: float = 60.0) -> list[int] | 
         entries = np.arange(num_columns, num_columns + table.size).reshape(table.shape)
         for variable, axis in ((i, 0), (j, 1)):
             lines = num_rows + np.arange(sizes[variable])
-            constrain(np.broadcast_to(np.expand_dims(lines, 1 - axis), table.shape).ravel(), entries.ravel(), 1.0)
+            spread = np.broadcast_to(np.expand_dims(lines, 1 - axis), table.shape)
+            constrain(spread.ravel(), entries.ravel(), 1.0)
             constrain(lines, np.arange(starts[variable], starts[variable + 1]), -1.0)
             num_rows += sizes[variable]
         costs.append(table.ravel())
         num_columns += table.size
-    matrix = sparse.csr_array(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(num_rows, num_columns)
-    )
+    places = np.concatenate(rows), np.concatenate(columns)
+    matrix = sparse.csr_array((np.concatenate(values), places), shape=(num_rows, num_columns))
     right = np.zeros(num_rows)
     right[: len(sizes)] = 1.0
+    constraints = LinearConstraint(matrix, right, right)  # pyright: ignore[reportArgumentType]
     integral = np.zeros(num_columns)
     integral[: starts[-1]] = 1
     cost = np.concatenate(costs)
@@ -51,7 +52,7 @@ def minimise_by_milp(energy: Energy, time_limit_s: float = 60.0) -> list[int] | 
         cost / max(float(np.abs(cost).max()), np.finfo(float).tiny),
         integrality=integral,
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, right, right),
+        constraints=constraints,
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-7},
     )
     if result.status != 0:

@@ -9,7 +9,17 @@ from einsummable_jax.graph import Operation
 from einsummable_jax.search.groups import make_groups
 from einsummable_jax.search.plan import Plan
 
-_HEADINGS = ("source", "operation", "decomposition", "calls", "flops/dev", "bytes/dev", "exchanged", "kernel us", "exch us")
+_HEADINGS = (
+    "source",
+    "operation",
+    "decomposition",
+    "calls",
+    "flops/dev",
+    "bytes/dev",
+    "exchanged B",
+    "kernel us",
+    "exch us",
+)
 _LEFT = 3
 _MAX_WIDTH = 44
 
@@ -63,18 +73,24 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
       verbose: One row for every operation; otherwise one for each group of operations that run fused.
     """
     rows = plan_rows(plan, verbose)
-    kernel_us, exchange_us = sum(r.kernel_us for r in rows), sum(r.exchange_us for r in rows)
-    exchanged = sum(r.exchanged_bytes for r in rows)
-    total = Row("total", f"{len(plan.graph.operations)} operations", f"{len(plan.exchanges)} exchanges",
-                sum(r.calls for r in rows), sum(r.device_flops for r in rows), sum(r.device_bytes for r in rows),
-                exchanged, kernel_us, exchange_us)
-    unit = "us modelled" if plan.objective == "time" else "bytes"
+    total = Row(
+        "total",
+        f"{len(plan.graph.operations)} operations",
+        f"{len(plan.exchanges)} exchanges",
+        sum(r.calls for r in rows),
+        sum(r.device_flops for r in rows),
+        sum(r.device_bytes for r in rows),
+        sum(r.exchanged_bytes for r in rows),
+        sum(r.kernel_us for r in rows),
+        sum(r.exchange_us for r in rows),
+    )
+    unit = "us" if plan.objective == "time" else "bytes"
     scale = 1e6 if plan.objective == "time" else 1.0
     gap = 1.0 - plan.lower_bound / plan.cost if plan.cost else 0.0
     lines = [
         f"plan for {plan.num_devices} devices, objective {plan.objective}",
         *_table([r.cells() for r in rows], total.cells()),
-        f"cost {plan.cost * scale:.6g} {unit}, proven lower bound {plan.lower_bound * scale:.6g} ({gap:.2%} apart)",
+        f"cost {plan.cost * scale:.6g} {unit}, proven to be at most {gap:.2%} above the least",
     ]
     without_rule = [op for op in plan.graph.operations if not op.spec.has_rule]
     if without_rule:
@@ -97,7 +113,9 @@ def plan_rows(plan: Plan, verbose: bool = False) -> list[Row]:
     rows = [_row(plan, group, exchanged) for _, group in members]
     if None in exchanged:
         numbers = exchanged[None]
-        rows.append(Row("", "outputs", "", 0, 0.0, 0.0, _bytes(plan, numbers), 0.0, _exchange_us(plan, numbers)))
+        rows.append(
+            Row("", "outputs", "", 0, 0.0, 0.0, _bytes(plan, numbers), 0.0, _exchange_us(plan, numbers))
+        )
     return rows
 
 
@@ -171,12 +189,16 @@ def scaled(number: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], total: Sequence[str]) -> list[str]:
-    cut = [[cell if len(cell) <= _MAX_WIDTH else cell[: _MAX_WIDTH - 1] + "…" for cell in row] for row in rows]
+    cut = [
+        [cell if len(cell) <= _MAX_WIDTH else cell[: _MAX_WIDTH - 1] + "…" for cell in row] for row in rows
+    ]
     cells = [list(_HEADINGS), *cut, list(total)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
 
     def line(row: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i < _LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [
+            c.ljust(w) if i < _LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         return "  ".join(padded).rstrip()
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))

@@ -45,7 +45,8 @@ def search(
     model = Model(graph, topology, objective)
     built = time.monotonic()
     if progress and built - started > 1.0:
-        progress(f"search: {len(model.energy.unaries)} choices, {len(model.energy.pairwise)} costs between them")
+        choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
+        progress(f"search: {choices} choices, costs between {couplings} pairs of them")
     solution = minimise(model.energy, interner=model.builder.interner, progress=progress)
     solved = time.monotonic()
     inputs, outputs = model.boundary(solution.states)
@@ -57,8 +58,13 @@ def search(
         "core_variables": solution.core_variables,
         "solver": solution.solver,
     }
-    logger.info("searched %d operations: cost %.6g, bound %.6g, %s", len(graph.operations), solution.cost,
-                solution.lower_bound, statistics)
+    logger.info(
+        "searched %d operations: cost %.6g, bound %.6g, %s",
+        len(graph.operations),
+        solution.cost,
+        solution.lower_bound,
+        statistics,
+    )
     return assemble(
         graph,
         model.decompositions(solution.states),

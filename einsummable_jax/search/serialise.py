@@ -70,7 +70,8 @@ def from_json(text: str, graph: Graph) -> Plan:
         statistics=data["statistics"],
     )
     if len(plan.exchanges) != len(data["exchanges"]):
-        raise ValueError(f"plan of {len(data['exchanges'])} exchanges, {len(plan.exchanges)} result: plan again")
+        planned, given = len(data["exchanges"]), len(plan.exchanges)
+        raise ValueError(f"the plan had {planned} exchanges, now {given} result: plan again")
     priced = [
         dataclasses.replace(exchange, seconds=seconds, bytes_received=tuple(received))
         for exchange, (seconds, received) in zip(plan.exchanges, data["exchanges"], strict=True)

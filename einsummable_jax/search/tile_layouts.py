@@ -54,7 +54,7 @@ class TileLayouts:
 
     @functools.cached_property
     def patterns(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """For each dimension, its distinct interval patterns ``[k, p, 2]`` and each layout's pattern ``[U]``."""
+        """For each dimension, its interval patterns ``[k, p, 2]`` and each layout's pattern ``[U]``."""
         found = []
         for dim in range(self.boxes.shape[2]):
             flat = self.boxes[:, :, dim].reshape(len(self), -1)

@@ -13,7 +13,8 @@ import jax
 
 from einsummable_jax.exchange import ExchangeProgram, simulate_seconds, synthesise
 from einsummable_jax.graph import build_graph
-from einsummable_jax.lowering import Lowerable
+from einsummable_jax.layout import Demand
+from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Plan, search
 from einsummable_jax.topology import Topology
 
@@ -35,9 +36,15 @@ class Options:
     objective: str
 
 
+def _as_stored(demand: Demand) -> Demand:
+    source = demand.source
+    dtype = storage_dtype(source.dtype)
+    return demand if dtype == source.dtype else Demand(dataclasses.replace(source, dtype=dtype), demand.needs)
+
+
 def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[ExchangeProgram, ...]]:
     """Synthesise the plan's exchanges, and enter their bytes and modelled times in the plan."""
-    programs = tuple(synthesise(exchange.demand, topology) for exchange in plan.exchanges)
+    programs = tuple(synthesise(_as_stored(exchange.demand), topology) for exchange in plan.exchanges)
     exchanges = tuple(
         dataclasses.replace(
             exchange,

@@ -7,7 +7,13 @@ from experiments.baselines.base import Maker
 from experiments.baselines.base import build as build
 from experiments.baselines.data_parallel import data_parallel
 from experiments.baselines.fsdp import fsdp
-from experiments.baselines.megatron import data2_tensor, data4_tensor, megatron, megatron_sequence, propagation
+from experiments.baselines.megatron import (
+    data2_tensor,
+    data4_tensor,
+    megatron,
+    megatron_sequence,
+    propagation,
+)
 from experiments.baselines.sequence import context, ulysses
 
 BASELINES: dict[str, Maker] = {

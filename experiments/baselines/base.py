@@ -18,8 +18,11 @@ from experiments.models.llama import LlamaConfig, block_shapes
 from experiments.workloads import Workload, argument_shapes, block_function
 
 
-class DoesNotApply(Exception):
+class DoesNotApply(Exception):  # noqa: N818  (a finding, not an error)
     """Raised by a baseline that cannot run a workload; the message says why."""
+
+
+REPLICATED = P()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Baseline:
     name: str
     mesh_shape: tuple[int, int]
     params: Mapping[str, P] = dataclasses.field(default_factory=dict)
-    x: P = P()
-    cache: P = P()
+    x: P = REPLICATED
+    cache: P = REPLICATED
     activations: Mapping[str, P] = dataclasses.field(default_factory=dict)
     rewrites: Mapping[str, Callable[[jax.Array], jax.Array]] = dataclasses.field(default_factory=dict)
     kv_repeat: int = 1
@@ -126,7 +129,8 @@ class BuiltBaseline:
         """Put the workload's arguments on the mesh, key/value heads repeated."""
         params, x, *rest = arguments
         shapes, repeat = block_shapes(self.config), self.baseline.kv_repeat
-        params = {name: p.reshape(shapes[name]) for name, p in _repeat(params, ("wk", "wv"), 1, repeat).items()}
+        params = _repeat(params, ("wk", "wv"), 1, repeat)
+        params = {name: array.reshape(shapes[name]) for name, array in params.items()}
         if rest:
             rest[0] = _repeat(rest[0], ("k", "v"), 2, repeat)
         return jax.device_put((params, x, *rest), self.shardings)

@@ -1,4 +1,4 @@
-"""Megatron-style tensor parallelism: heads and feed-forward columns are cut (arXiv 1909.08053, 2205.05198)."""
+"""Megatron's tensor parallelism: heads and feed-forward columns are cut (arXiv 1909.08053, 2205.05198)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Params = dict[str, Any]
@@ -89,33 +90,38 @@ def block_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def init_block(key: jax.Array, config: LlamaConfig) -> Params:
-    """Random parameters of one block, matrices scaled by the inverse square root of their fan-in."""
-    fan_in = {"wo": config.dim, "w_down": config.ffn}
+def init_block(draw: np.random.Generator, config: LlamaConfig) -> Params:
+    """Random parameters of one block, matrices scaled by the inverse square root of their fan-in.
+
+    Drawn by numpy: compiling JAX's generator for each shape takes longer than all else here.
+    """
     params = {}
     for name, shape in block_shapes(config).items():
-        key, subkey = jax.random.split(key)
         if name.endswith("norm"):
             params[name] = jnp.ones(shape, config.dtype)
         else:
-            scale = fan_in.get(name, config.dim) ** -0.5
-            params[name] = (scale * jax.random.normal(subkey, shape)).astype(config.dtype)
+            fan_in = config.ffn if name == "w_down" else config.dim
+            params[name] = _normal(draw, shape, fan_in**-0.5, config)
     return params
 
 
-def init(key: jax.Array, config: LlamaConfig) -> Params:
+def init(draw: np.random.Generator, config: LlamaConfig) -> Params:
     """Random parameters of a whole model."""
-    embedding_key, head_key, *block_keys = jax.random.split(key, config.layers + 2)
-    shape = (config.vocabulary, config.dim)
+    shape, scale = (config.vocabulary, config.dim), config.dim**-0.5
     params: Params = {
-        "embedding": (config.dim**-0.5 * jax.random.normal(embedding_key, shape)).astype(config.dtype),
-        "blocks": [init_block(block_key, config) for block_key in block_keys],
+        "embedding": _normal(draw, shape, scale, config),
+        "blocks": [init_block(draw, config) for _ in range(config.layers)],
         "final_norm": jnp.ones((config.dim,), config.dtype),
     }
     if not config.tied:
-        head = config.dim**-0.5 * jax.random.normal(head_key, shape[::-1])
-        params["head"] = head.astype(config.dtype)
+        params["head"] = _normal(draw, shape[::-1], scale, config)
     return params
+
+
+def _normal(
+    draw: np.random.Generator, shape: tuple[int, ...], scale: float, config: LlamaConfig
+) -> jax.Array:
+    return jnp.asarray(scale * draw.standard_normal(shape, np.float32), config.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:

@@ -26,7 +26,8 @@ class Windows:
     Attributes:
       operand_shape: Shape of the array indexed.
       slice_sizes: Extent of a window along each operand dimension.
-      window_dims: Dimensions of the windows array (gather's result, scatter's updates) that run over a window.
+      window_dims: Dimensions of the windows array (gather's result, scatter's updates) that run
+        over a window.
       collapsed: Operand dimensions that the windows array lacks.
       index_map: Operand dimension that each component of an index vector addresses.
       operand_batching: Operand dimensions that are paired with dimensions of the indices.

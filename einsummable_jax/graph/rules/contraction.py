@@ -70,7 +70,8 @@ def _positions(ndim: int, families: list[tuple[Any, int]]) -> list[int]:
 
 @rule(
     "conv_general_dilated",
-    roles="batch and output features pass through; input features are a sum reduction; space and groups need replication",
+    roles="batch and output features pass through; input features are a sum reduction; space and "
+    "groups need replication",
 )
 def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
     numbers = context.params["dimension_numbers"]
@@ -99,7 +100,10 @@ def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
 
     return JoinAggSpec(
         labels=tuple(labels),
-        operands=(array_map(lhs.shape, {lhs_batch: 0, lhs_in: 2}), array_map(rhs.shape, {rhs_out: 1, rhs_in: 2})),
+        operands=(
+            array_map(lhs.shape, {lhs_batch: 0, lhs_in: 2}),
+            array_map(rhs.shape, {rhs_out: 1, rhs_in: 2}),
+        ),
         results=(array_map(result.shape, positions),),
         kernel=kernel,
         # A multiplication and an addition per result, input feature and kernel point.

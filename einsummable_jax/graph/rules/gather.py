@@ -10,7 +10,14 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.rules._labels import dim_name
-from einsummable_jax.graph.rules._windows import HANDLED_MODES, Windows, clamp_indices, in_bounds, localised, spread
+from einsummable_jax.graph.rules._windows import (
+    HANDLED_MODES,
+    Windows,
+    clamp_indices,
+    in_bounds,
+    localised,
+    spread,
+)
 from einsummable_jax.graph.rules.registry import Aval, OpContext, rule
 from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
 from einsummable_jax.layout import Monoid
@@ -69,7 +76,9 @@ def _labels(windows: Windows, result: Aval) -> tuple[list[Label], dict[int, tupl
     index_dims = windows.index_dims(result.ndim)
     for d, position in zip(windows.operand_batching, windows.indices_batching, strict=True):
         terms[d] = ((index_dims[position], 1),)
-    labels = [Label(dim_name(d), n, role) for d, (n, role) in enumerate(zip(result.shape, roles, strict=True))]
+    labels = [
+        Label(dim_name(d), n, role) for d, (n, role) in enumerate(zip(result.shape, roles, strict=True))
+    ]
     monoid = Monoid.OR if result.dtype == np.bool_ else Monoid.SUM
     for d in filter(windows.is_point, windows.index_map):
         terms[d] = ((len(labels), 1),)

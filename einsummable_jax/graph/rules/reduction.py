@@ -13,7 +13,7 @@ from einsummable_jax.layout import Monoid
 
 
 def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
-    """Axes in ``params["axes"]`` are reduced by ``monoid`` (None: they may not be cut), the others pass through."""
+    """Axes are reduced by ``monoid`` (None: they may not be cut), the others pass through."""
     operand, result = context.inputs[0], context.outputs[0]
     axes = {int(a) for a in context.params["axes"]}
     kept = [d for d in range(operand.ndim) if d not in axes]
@@ -35,7 +35,9 @@ def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
 
 
 def _reduces(name: str, monoid: Monoid) -> None:
-    register(name, lambda c: reduction_spec(c, monoid), f"axes are {monoid.value} reductions; others pass through")
+    register(
+        name, lambda c: reduction_spec(c, monoid), f"axes are {monoid.value} reductions; others pass through"
+    )
 
 
 def _keeps_axes_whole(name: str) -> None:
@@ -67,7 +69,8 @@ def along_axis_spec(context: OpContext, axis: int, flops_per_element: float = 1)
 
     def array_map(extents: tuple[int, ...]) -> tuple[DimMap, ...]:
         return tuple(
-            DimMap(n) if d == axis and n != shape[axis] else DimMap(n, ((d, 1),)) for d, n in enumerate(extents)
+            DimMap(n) if d == axis and n != shape[axis] else DimMap(n, ((d, 1),))
+            for d, n in enumerate(extents)
         )
 
     return JoinAggSpec(
@@ -79,7 +82,14 @@ def along_axis_spec(context: OpContext, axis: int, flops_per_element: float = 1)
     )
 
 
-@rule("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", roles="axis needs replication; others pass through")
+@rule(
+    "cumlogsumexp",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    roles="axis needs replication; others pass through",
+)
 def _cumulative(context: OpContext) -> JoinAggSpec:
     return along_axis_spec(context, int(context.params["axis"]))
 

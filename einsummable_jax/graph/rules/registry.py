@@ -164,7 +164,9 @@ class _Key:
 def _params_key(params: Mapping[str, Any]) -> tuple[Hashable, ...]:
     # Numbers go in by type and text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     return tuple(
-        (name, type(value).__name__, repr(value)) if isinstance(value, int | float | complex) else (name, value)
+        (name, type(value).__name__, repr(value))
+        if isinstance(value, int | float | complex)
+        else (name, value)
         for name, value in sorted(params.items())
         if name not in _PLAN_DECIDES
     )

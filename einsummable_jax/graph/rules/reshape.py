@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -62,11 +63,10 @@ def _refine(layout: _Layout, shapes: tuple[Sequence[int], Sequence[int]], group:
         for position in range(len(dims)):
             edges.add(math.prod(shape[d] for d in dims[position:]))
     chain = sorted(edges)
-    if any(big % small for small, big in zip(chain, chain[1:], strict=False)):
+    if any(big % small for small, big in itertools.pairwise(chain)):
         return False
     labels = {  # from a label's stride in the flat group to its position
-        small: layout.label(big // small)
-        for small, big in reversed(list(zip(chain, chain[1:], strict=False)))
+        small: layout.label(big // small) for small, big in reversed(list(itertools.pairwise(chain)))
     }
     for shape, dims, maps in zip(shapes, group, layout.maps, strict=True):
         for position, d in enumerate(dims):

@@ -27,9 +27,9 @@ ScatterFunction = Callable[..., jax.Array]
 def scatter_spec(context: OpContext, scatter: ScatterFunction, monoid: Monoid | None) -> JoinAggSpec | None:
     """Join-agg spec of a scatter.
 
-    Operand dimension ``d`` is label ``d`` of the result. Dimensions of the updates that run over index vectors
-    are reductions by ``monoid`` (None: the last update wins, so they may not be cut); a cut of an indexed
-    dimension drops the updates that fall outside.
+    Operand dimension ``d`` is label ``d`` of the result. Dimensions of the updates that run over index
+    vectors are reductions by ``monoid`` (None: the last update wins, so they may not be cut); a cut of an
+    indexed dimension drops the updates that fall outside.
     """
     operand, indices, updates = context.inputs
     windows = _windows(context)
@@ -96,7 +96,9 @@ def _labels(
     for d in windows.collapsed:
         if not windows.is_point(d):
             roles[d] = Role.REPLICATED
-    labels = [Label(dim_name(d), n, role) for d, (n, role) in enumerate(zip(operand.shape, roles, strict=True))]
+    labels = [
+        Label(dim_name(d), n, role) for d, (n, role) in enumerate(zip(operand.shape, roles, strict=True))
+    ]
     for d in index_dims:
         if d not in update_labels:
             update_labels[d] = len(labels)

@@ -88,7 +88,8 @@ def _rev(context: OpContext) -> JoinAggSpec:
         return [lax.rev(x, dims)]
 
     operand_map = tuple(
-        DimMap(n, ((d, -1),), offset=n - 1) if d in dims else DimMap(n, ((d, 1),)) for d, n in enumerate(shape)
+        DimMap(n, ((d, -1),), offset=n - 1) if d in dims else DimMap(n, ((d, 1),))
+        for d, n in enumerate(shape)
     )
     return _moves(context, (operand_map,), kernel)
 
