@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,17 +37,17 @@ def exchange_call(
       device: A rank whose buffer shapes are those of every device that runs this call.
       exchange_id: Number that tells this exchange from others in the same computation.
       name: The operation that it serves, for error messages.
-      shared: Whether all devices run this very call. If not (each device has its own, in a branch of a `lax.switch`
-        on the rank), they find each other by ``exchange_id`` alone, which must then be unique.
-      token: Any small array; the call waits for whatever made it, and whatever uses the one returned waits for
-        the call.
+      shared: Whether all devices run this very call. If not (each device has its own, in a branch of a
+        `lax.switch` on the rank), they find each other by ``exchange_id`` alone, which must then be unique.
+      token: Any small array; the call waits for whatever made it, and whatever uses the one returned waits
+        for the call.
 
     Returns:
-      The output buffers, of shapes ``program.output_shapes[device]``, and the token (None if none was given).
+      The output buffers, of shapes ``program.output_shapes[device]``, and the token (None if none was
+      given).
 
     Raises:
       ValueError: If the inputs do not fit the program, or its dtype cannot be exchanged.
-      NotImplementedError: If the platform has no engine.
       ImportError: If the engine has not been built.
     """
     dtype = np.dtype(program.dtype)
@@ -55,8 +56,8 @@ def exchange_call(
     if found != expected or any(array.dtype != dtype for array in inputs):
         dtypes = ", ".join(str(array.dtype) for array in inputs)
         raise ValueError(
-            f"exchange {exchange_id} ({name}) of device {device}: inputs have shapes {found} and dtypes [{dtypes}], "
-            f"the program wants shapes {expected} of dtype {dtype.name}"
+            f"exchange {exchange_id} ({name}) of device {device}: inputs have shapes {found} and dtypes "
+            f"[{dtypes}], the program wants shapes {expected} of dtype {dtype.name}"
         )
     attributes = {
         "program": encode(program),
@@ -67,13 +68,14 @@ def exchange_call(
     }
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape in program.output_shapes[device]]
     engine.register()
-    # A call of one branch must stay though its own device needs no result of it: others may read its inputs. A
-    # call that all devices share is dropped on all or on none.
+    # A call of one branch must stay though its own device needs no result of it: others may read its inputs.
+    # A call that all devices share is dropped on all or on none.
+    options: dict[str, Any] = {"has_side_effect": not shared}
     operands = [jnp.asarray(rank, jnp.int32), *inputs]
     if token is None:
-        return list(jax.ffi.ffi_call(engine.TARGET, results, has_side_effect=not shared)(*operands, **attributes)), None
+        return list(jax.ffi.ffi_call(engine.TARGET, results, **options)(*operands, **attributes)), None
     operands.insert(1, token)
     results.insert(0, jax.ShapeDtypeStruct(token.shape, token.dtype))
-    call = jax.ffi.ffi_call(engine.TARGET, results, has_side_effect=not shared, input_output_aliases={1: 0})
+    call = jax.ffi.ffi_call(engine.TARGET, results, input_output_aliases={1: 0}, **options)
     token, *outputs = call(*operands, **attributes)
     return outputs, token

@@ -82,8 +82,8 @@ def encode(program: ExchangeProgram) -> np.ndarray:
     """``program`` as a vector of int64, made once per program object.
 
     Raises:
-      ValueError: If the dtype is not supported, a monoid is not defined on it, or a box lies outside its buffer
-        (the message names the round, the move and the slice).
+      ValueError: If the dtype is not supported, a monoid is not defined on it, or a box lies outside its
+        buffer (the message names the round, the move and the slice).
     """
     entry = _cache_by_id.get(id(program))
     if entry is not None and entry[0]() is program:
@@ -114,7 +114,8 @@ def _numbers(program: ExchangeProgram) -> list[int]:
 
 def _move(program: ExchangeProgram, move: Move, where: str) -> list[int]:
     if not admits(move.monoid, program.dtype):
-        raise ValueError(f"{where}: monoid {move.monoid} is not defined on dtype {np.dtype(program.dtype).name}")
+        name = np.dtype(program.dtype).name
+        raise ValueError(f"{where}: monoid {move.monoid} is not defined on dtype {name}")
     slices = (move.destination, *move.sources)
     extents = move.destination.box.shape
     offsets, strides = [], []

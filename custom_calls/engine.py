@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
 def _find() -> Path:
     import einsummable_jax.custom_calls as package
 
-    # An editable install has two places: the checkout, and the one in site-packages that holds what was built.
+    # An editable install has two places: the checkout, and site-packages with what was built.
     places = [Path(place) / "lib" / _LIBRARY for place in package.__path__]
     for place in places:
         if place.exists():
@@ -64,14 +64,22 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def register() -> None:
+def register(platform: str = "cpu") -> None:
     """Makes the exchange known to XLA, once per process.
 
+    Args:
+      platform: That of the devices that will run exchanges.
+
     Raises:
-      NotImplementedError: If JAX's default backend is not the CPU.
+      NotImplementedError: If no engine runs there.
       ImportError: If the engine has not been built.
     """
     global _registered
+    if platform != "cpu":
+        raise NotImplementedError(
+            f"there is no exchange engine for platform {platform!r} yet: give CPU devices (JAX_PLATFORMS=cpu "
+            "with XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight)"
+        )
     if _registered:
         return
     loaded = library()
@@ -100,8 +108,8 @@ def counters() -> dict[tuple[int, int], tuple[int, int]]:
     """What the engine has done since the last reset.
 
     Returns:
-      For each exchange id and rank: how often the rank has called, and the bytes it has received, which is what
-      was read from other ranks' buffers into its own.
+      For each exchange id and rank: how often the rank has called, and the bytes it has received, which is
+      what was read from other ranks' buffers into its own.
     """
     rows = np.zeros((0, 4), np.int64)
     while True:

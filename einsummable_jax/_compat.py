@@ -1,6 +1,7 @@
 """Every private JAX name this package uses, in one place (JAX 0.10 to 0.12)."""
 
 from jax._src import core as core
+from jax._src import dispatch as dispatch
 from jax._src import linear_util as linear_util
 from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import ad as ad

@@ -100,7 +100,7 @@ def arithmetic_seconds(config: LlamaConfig, workload: Workload, num_devices: int
     function, shapes = block_function(config, workload), argument_shapes(config, workload)
     compiled = jax.jit(function, donate_argnums=workload.donated).lower(*shapes).compile()
     flops = hlo.dot_flops(hlo.parse(compiled.as_text() or ""))
-    arrays = [*jax.tree.leaves(shapes[:2]), *jax.tree.leaves(shapes[2:3]), shapes[1]]
+    arrays = jax.tree.leaves((shapes[:3], shapes[1]))
     touched_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
     rate = machine.flop_rate("float32")
     return max(flops / rate, touched_bytes / machine.memory_bandwidth) / num_devices

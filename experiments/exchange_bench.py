@@ -2,12 +2,13 @@
 
     python -m experiments.exchange_bench --devices=8
 
-For each collective, size and length of chain the two programs take turns; times are medians. The size is that of
-each device's input. Within a chain every exchange needs the one before. The exchange programs are
-synthesised for the detected machine, as `distribute` does.
+For each collective, size and length of chain the two programs take turns; times are medians over the
+rounds, and ratios are medians of each round's ratio. The size is that of each device's input. Within a chain
+every exchange needs the one before. The exchange programs are synthesised for the detected machine, as
+`distribute` does.
 
-Summary, all as XLA's time over ours, the worst case of all collectives: ``ratio_16_small_min`` (16 in a row, up to
-4 KiB), ``ratio_16_64k_min`` (16 in a row, 64 KiB), ``ratio_large_min`` (1 to 8 MiB), and
+Summary, all as XLA's time over ours, the worst case of all collectives: ``ratio_16_small_min`` (16 in a row,
+up to 4 KiB), ``ratio_16_64k_min`` (16 in a row, 64 KiB), ``ratio_large_min`` (1 to 8 MiB), and
 ``ratio_all_gather_large`` (8 MiB).
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import os
 import statistics
 import time
@@ -124,7 +124,9 @@ def ours(program: ExchangeProgram, exchange_id: int, name: str) -> Step:
     return step
 
 
-def chain(collective: Collective, steps: Sequence[Step], n: int, mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+def chain(
+    collective: Collective, steps: Sequence[Step], n: int, mesh: Mesh
+) -> Callable[[jax.Array], jax.Array]:
     """A compiled program that runs the steps one after another on all devices."""
 
     def local(x: jax.Array) -> jax.Array:
@@ -151,17 +153,23 @@ def check(programs: dict[str, Callable[..., jax.Array]], x: jax.Array, in_a_row:
         raise RuntimeError(f"XLA's program does not hold {in_a_row} collectives:\n{text}")
     results = [np.asarray(program(x)).astype(np.float64) for program in programs.values()]
     tolerance = 1e-5 if x.dtype.itemsize >= 4 else 0.1
-    np.testing.assert_allclose(results[0], results[1], rtol=tolerance, atol=tolerance * np.abs(results[1]).max())
+    np.testing.assert_allclose(
+        results[0], results[1], rtol=tolerance, atol=tolerance * np.abs(results[1]).max()
+    )
 
 
-def timed(programs: dict[str, Callable[..., jax.Array]], x: jax.Array) -> dict[str, float]:
-    """Median seconds of each program, in as many rounds as ``--seconds`` allow and three at least."""
-    start = time.perf_counter()
-    calls = {name: functools.partial(program, x) for name, program in programs.items()}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    rounds = max(LEAST_ROUNDS, min(200, int(SECONDS.value / (time.perf_counter() - start))))
-    return {name: statistics.median(s) for name, s in common.interleaved_seconds(calls, rounds).items()}
+def timed(programs: dict[str, Callable[..., jax.Array]], x: jax.Array) -> dict[str, list[float]]:
+    """Seconds of each program in rounds in which they take turns: as many as fit, and three at least."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    end = time.perf_counter() + SECONDS.value
+    order = list(programs)
+    while len(seconds[order[0]]) < LEAST_ROUNDS or time.perf_counter() < end:
+        for name in order:
+            start = time.perf_counter()
+            jax.block_until_ready(programs[name](x))
+            seconds[name].append(time.perf_counter() - start)
+        order.reverse()
+    return seconds
 
 
 def measure(
@@ -180,7 +188,8 @@ def measure(
     values = np.random.default_rng(0).integers(0, 3, devices * n).astype(dtype)
     x = jax.device_put(values, NamedSharding(mesh, PartitionSpec("x")))
     check(programs, x, in_a_row)
-    seconds = timed(programs, x)
+    times = timed(programs, x)
+    seconds = {name: statistics.median(values) for name, values in times.items()}
     received_bytes = sum(program.bytes_received) * in_a_row
     return {
         "collective": collective.name,
@@ -188,7 +197,7 @@ def measure(
         "in_a_row": in_a_row,
         "ours_us": seconds["ours"] * 1e6,
         "xla_us": seconds["xla"] * 1e6,
-        "ratio": seconds["xla"] / seconds["ours"],
+        "ratio": statistics.median(a / b for a, b in zip(times["xla"], times["ours"], strict=True)),
         "ours_received_gb_per_s": received_bytes / seconds["ours"] / 1e9,
     }
 
@@ -229,12 +238,16 @@ def plot(rows: Sequence[dict[str, Any]], file: str) -> None:
     figure, axes = common.figure(len(COLLECTIVES), width=4.0)
     for axis, collective in zip(axes[0], COLLECTIVES, strict=True):
         for in_a_row, colour in zip(IN_A_ROW, ("tab:blue", "tab:orange"), strict=True):
-            picked = [
-                r for r in rows if r["collective"] == collective.name and r["in_a_row"] == in_a_row
-            ]
+            picked = [r for r in rows if r["collective"] == collective.name and r["in_a_row"] == in_a_row]
             sizes = [row["kib_per_device"] for row in picked]
             for who, style in (("ours", "-"), ("xla", "--")):
-                axis.loglog(sizes, [row[f"{who}_us"] for row in picked], style, color=colour, label=f"{who} ×{in_a_row}")
+                axis.loglog(
+                    sizes,
+                    [row[f"{who}_us"] for row in picked],
+                    style,
+                    color=colour,
+                    label=f"{who}, {in_a_row} in a row",
+                )
         axis.set(title=collective.name, xlabel="KiB per device", ylabel="µs")
         axis.legend()
     figure.tight_layout()
@@ -260,7 +273,16 @@ def main(_: Sequence[str]) -> None:
     ]
     common.print_table(
         f"Exchanges of {DTYPE.value} on {len(devices)} CPU devices; memcpy {copy_gb_per_s:.1f} GB/s",
-        ["collective", "KiB per device", "in a row", "ours µs", "XLA µs", "XLA / ours", "received GB/s", "of memcpy"],
+        [
+            "collective",
+            "KiB per device",
+            "in a row",
+            "ours µs",
+            "XLA µs",
+            "XLA / ours",
+            "received GB/s",
+            "of memcpy",
+        ],
         [
             (
                 row["collective"],

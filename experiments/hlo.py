@@ -329,11 +329,13 @@ class Step:
     Attributes:
       flops: Matrix-product operations, by HLO element type.
       memory_bytes: Bytes read and written.
+      launches: Kernels it is launched as: one, or its share of one where it packs one operand of several.
       times: How often it runs.
     """
 
     flops: dict[str, int]
     memory_bytes: int
+    launches: float
     times: int
 
 
@@ -343,7 +345,8 @@ def steps(module: Module) -> list[Step]:
     Custom calls and collectives are left out; of operands that are only sliced, the slice counts. Copies
     that only change the layout of a matrix product's operand are left out too: XLA's CPU backend
     makes them, while matrix products on GPUs read operands in any layout. So is arithmetic on single
-    numbers, such as offsets, which a GPU compiler puts into the kernels that use them.
+    numbers, such as offsets, which a GPU compiler puts into the kernels that use them. The slices that
+    are the operands of an all-to-all, which only the CPU backend takes apart, are one launch together.
     """
     return list(_steps(module, module.entry, 1))
 
@@ -360,7 +363,8 @@ def _steps(module: Module, name: str, times: int) -> Iterator[Step]:
             computation, instruction
         ):
             flops = _flops_within(module, computation, instruction)
-            yield Step(flops, _traffic(module, computation, instruction), times)
+            launches = _launches(computation, instruction)
+            yield Step(flops, _traffic(module, computation, instruction), launches, times)
 
 
 def _total_traffic(kernels: list[Step]) -> int:
@@ -389,6 +393,13 @@ def _is_relayout_for_dot(module: Module, computation: Computation, instruction: 
             users.extend(computation.users.get(user.name, []))
     kernels = [user for user in users if user.opcode != "bitcast"]
     return bool(kernels) and all(_flops_within(module, computation, user) for user in kernels)
+
+
+def _launches(computation: Computation, instruction: Instruction) -> float:
+    users = computation.users.get(instruction.name, [])
+    if users and all(user.opcode.startswith("all-to-all") for user in users):
+        return 1 / len(users[0].operands)
+    return 1.0
 
 
 def _communicates(opcode: str) -> bool:

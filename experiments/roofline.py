@@ -53,7 +53,7 @@ def kernel_seconds(module: hlo.Module, topology: Topology) -> float:
     for step in hlo.steps(module):
         arithmetic_s = sum(n / topology.flop_rate(names.get(dtype, dtype)) for dtype, n in step.flops.items())
         memory_s = step.memory_bytes / topology.memory_bandwidth
-        total += step.times * (max(arithmetic_s, memory_s) + topology.kernel_s)
+        total += step.times * (max(arithmetic_s, memory_s) + step.launches * topology.kernel_s)
     return total
 
 

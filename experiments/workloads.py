@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.models import llama
-from experiments.models.llama import Constrain, LlamaConfig, identity
+from experiments.models.llama import Cache, Constrain, LlamaConfig, Params, identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +67,22 @@ LLAMA_7B_CONFIG = LlamaConfig(dim=4096, heads=32, kv_heads=32, ffn=11008, layers
 def block_function(
     config: LlamaConfig, workload: Workload, constrain: Constrain = identity
 ) -> Callable[..., Any]:
-    """The function a workload runs: ``f(params, x)``, or ``f(params, x, cache, position)`` when decoding."""
-    chosen = llama.decode_block if workload.is_decode else llama.block
-    return functools.partial(chosen, config=config, constrain=constrain)
+    """What a workload runs: ``f(params, (x,)) -> (y,)``; decoding ``f(params, (x,), cache, position)``.
+
+    The activations are a container, hence state to `einsummable_jax.distribute`: like the hand-written
+    baselines it must return ``y`` in the layout in which ``x`` came, as one block after another needs.
+    """
+
+    def block(params: Params, activations: tuple[jax.Array]) -> tuple[jax.Array]:
+        return (llama.block(params, *activations, config, constrain),)
+
+    def decode_block(
+        params: Params, activations: tuple[jax.Array], cache: Cache, position: jax.Array
+    ) -> tuple[tuple[jax.Array], Cache]:
+        y, cache = llama.decode_block(params, *activations, cache, position, config, constrain)
+        return (y,), cache
+
+    return decode_block if workload.is_decode else block
 
 
 def argument_shapes(config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
@@ -80,11 +92,11 @@ def argument_shapes(config: LlamaConfig, workload: Workload) -> tuple[Any, ...]:
         return jax.ShapeDtypeStruct(shape, config.dtype)
 
     params = {name: struct(*shape) for name, shape in llama.block_shapes(config).items()}
-    x = struct(workload.batch, workload.tokens, config.dim)
+    activations = (struct(workload.batch, workload.tokens, config.dim),)
     if workload.cache_tokens is None:
-        return params, x
+        return params, activations
     cache = struct(workload.batch, workload.cache_tokens, config.kv_heads, config.head_dim)
-    return params, x, {"k": cache, "v": cache}, jax.ShapeDtypeStruct((), jnp.int32)
+    return params, activations, {"k": cache, "v": cache}, jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def make_arguments(config: LlamaConfig, workload: Workload, seed: int = 0) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,9 @@ NUMPY_OPS = {
 def same_shapes(devices: int, dtype, inputs, outputs, rounds, scratch=()) -> ExchangeProgram:
     """A program whose devices all have buffers of the same shapes."""
     shapes = [tuple(tuple(shape) for shape in group) for group in (inputs, outputs, scratch)]
+    in_shapes, out_shapes, scratch_shapes = ((group,) * devices for group in shapes)
     return ExchangeProgram(
-        devices, np.dtype(dtype), *((group,) * devices for group in shapes), tuple(map(tuple, rounds))
+        devices, np.dtype(dtype), in_shapes, out_shapes, scratch_shapes, tuple(map(tuple, rounds))
     )
 
 
@@ -38,15 +40,19 @@ def _cuts(extent: int, parts: int) -> list[Box]:
     return [Box((cut,)) for cut in even_cuts(extent, parts)]
 
 
-def all_gather(devices: int, n: int, dtype="float32") -> ExchangeProgram:
+def all_gather(devices: int, n: int, dtype: Any = "float32") -> ExchangeProgram:
     parts = _cuts(devices * n, devices)
     moves = [
-        Move((source(s, Box.full((n,))),), target(d, parts[s])) for s in range(devices) for d in range(devices)
+        Move((source(s, Box.full((n,))),), target(d, parts[s]))
+        for s in range(devices)
+        for d in range(devices)
     ]
     return same_shapes(devices, dtype, [(n,)], [(devices * n,)], [moves])
 
 
-def reduce_scatter(devices: int, n: int, dtype="float32", monoid: Monoid = Monoid.SUM) -> ExchangeProgram:
+def reduce_scatter(
+    devices: int, n: int, dtype: Any = "float32", monoid: Monoid = Monoid.SUM
+) -> ExchangeProgram:
     cuts = _cuts(n, devices)
     moves = [
         Move(tuple(source(s, cuts[d]) for s in range(devices)), target(d, Box.full((n // devices,))), monoid)
@@ -55,7 +61,7 @@ def reduce_scatter(devices: int, n: int, dtype="float32", monoid: Monoid = Monoi
     return same_shapes(devices, dtype, [(n,)], [(n // devices,)], [moves])
 
 
-def all_reduce(devices: int, n: int, dtype="float32", monoid: Monoid = Monoid.SUM) -> ExchangeProgram:
+def all_reduce(devices: int, n: int, dtype: Any = "float32", monoid: Monoid = Monoid.SUM) -> ExchangeProgram:
     """Reduce-scatter into scratch, then all-gather from there."""
     cuts = [box for box in _cuts(n, devices) if not box.is_empty]
     first = [
@@ -67,12 +73,14 @@ def all_reduce(devices: int, n: int, dtype="float32", monoid: Monoid = Monoid.SU
         for d, cut in enumerate(cuts)
     ]
     second = [
-        Move((source(s, cut, Space.SCRATCH),), target(d, cut)) for s, cut in enumerate(cuts) for d in range(devices)
+        Move((source(s, cut, Space.SCRATCH),), target(d, cut))
+        for s, cut in enumerate(cuts)
+        for d in range(devices)
     ]
     return same_shapes(devices, dtype, [(n,)], [(n,)], [first, second], scratch=[(n,)])
 
 
-def all_to_all(devices: int, n: int, dtype="float32") -> ExchangeProgram:
+def all_to_all(devices: int, n: int, dtype: Any = "float32") -> ExchangeProgram:
     cuts = _cuts(n, devices)
     moves = [Move((source(s, cuts[d]),), target(d, cuts[s])) for s in range(devices) for d in range(devices)]
     return same_shapes(devices, dtype, [(n,)], [(n,)], [moves])
@@ -115,8 +123,14 @@ def _operation(monoid: Monoid, dtype: np.dtype):
 
 
 def _complex_max(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(np.where(a.real == b.real, a.imag > b.imag, a.real > b.real), a, b)
+    return np.where(_exceeds(a, b), a, b)
 
 
 def _complex_min(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(np.where(a.real == b.real, a.imag < b.imag, a.real < b.real), a, b)
+    return np.where(_exceeds(b, a), a, b)
+
+
+def _exceeds(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Whether ``a`` comes after ``b`` by real part, then by imaginary part."""
+    real_a, real_b = np.real(a), np.real(b)
+    return np.where(real_a == real_b, np.imag(a) > np.imag(b), real_a > real_b)

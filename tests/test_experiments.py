@@ -236,7 +236,7 @@ def test_the_block_equals_plain_multi_head_attention():
     """Against numpy in float64, key/value heads repeated."""
     workload = Workload(2, 5)
     arguments, result = _on_one_device(workload)
-    params, x = jax.tree.map(lambda a: np.asarray(a, np.float64), arguments)
+    params, (x,) = jax.tree.map(lambda a: np.asarray(a, np.float64), arguments)
 
     def norm(a, scale):
         return a / np.sqrt(np.mean(a * a, -1, keepdims=True) + SMALL.norm_epsilon) * scale
@@ -257,7 +257,7 @@ def test_the_block_equals_plain_multi_head_attention():
     h = norm(x, params["mlp_norm"])
     gate = h @ params["w_gate"]
     expected = x + (gate / (1 + np.exp(-gate)) * (h @ params["w_up"])) @ params["w_down"]
-    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])

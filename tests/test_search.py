@@ -77,6 +77,13 @@ def test_candidates_are_all_axis_assignments_that_fit():
     assert len(mesh_candidates([], [], 6)) == 1
 
 
+def test_on_many_devices_the_number_of_candidates_stays_bounded():
+    for num_devices in (16, 64):
+        candidates = mesh_candidates([64] * 6, [True] * 6, num_devices)
+        assert 50 < len(candidates) <= 400
+        assert {tuple(p) for p in candidates.parts} >= {(num_devices, 1, 1, 1, 1, 1), (1, 4, 1, 4, 1, 1)}
+
+
 def test_words_say_what_is_cut_and_what_is_repeated():
     candidates = mesh_candidates([16, 16], [True, True], 8)
     found = {candidates.words(i, ["b", "h"]) for i in range(len(candidates))}
@@ -120,6 +127,26 @@ def test_exchange_table_agrees_with_synthesised_programs(num_devices, topology):
         # Two schedules may be equally fast and differ in bytes: times agree more closely than bytes.
         assert table.seconds[u, v] == pytest.approx(simulate_seconds(program, topology), rel=0.3)
     assert sum(modelled) == pytest.approx(sum(received), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["dgx_v100", "pcie", "two_hosts"])
+def test_links_and_cuts_are_felt(name):
+    p = 16 if name == "two_hosts" else 8
+    topology = machine(name, p)
+    shape = (64, 64, 64)
+    candidates = mesh_candidates(shape, [True] * 3, p)
+    boxes = touched_boxes(tuple(DimMap(n, ((i, 1),)) for i, n in enumerate(shape)), candidates.bounds)
+    final = np.zeros(boxes.shape[:2], np.int64), np.ones(len(boxes), np.int64)
+    layouts, _ = distinct_layouts(shape, boxes, *final)
+    table = exchange_table(layouts, layouts, 4, topology)
+    switch = dataclasses.replace(topology, links={}, cuts=())
+    assert np.all(table.seconds >= exchange_table(layouts, layouts, 4, switch).seconds * (1 - 1e-9))
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        u, v = random.integers(len(layouts), size=2)
+        demand = _demand(shape, layouts, u, layouts, v)
+        seconds = 0.0 if demand.is_local else simulate_seconds(synthesise(demand, topology), topology)
+        assert 0.5 * seconds <= table.seconds[u, v] <= 2 * seconds
 
 
 def _demand(shape, held, u, needed, v) -> Demand:
@@ -197,6 +224,15 @@ def test_a_reduction_over_everything_is_cut_and_aggregated():
     assert len(plan.exchanges) == 1
     assert plan.exchanges[0].demand.source.partial is Monoid.SUM
     assert words(plan, "sin") != ["replicated"]
+
+
+def test_even_pieces_are_preferred():
+    model = Model(graph_of(jnp.tanh, (6, 8)), host(4), "time")
+    ((variable, choice),) = model.group_variables.items()
+    costs, candidates = model.energy.unaries[variable], choice.candidates
+    whole = candidates.distinct_calls == 4
+    assert {False, True} == set(candidates.is_even[whole].tolist())
+    assert costs[whole & candidates.is_even].max() < costs[whole & ~candidates.is_even].min()
 
 
 def test_work_is_not_repeated_where_devices_share_cores():

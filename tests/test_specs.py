@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax._src.internal_test_util import test_harnesses
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from spec_simulator import evaluate, random_cover
 
 from einsummable_jax.graph import DimMap, JoinAggSpec, Label, Role, build_graph, coverage_table
@@ -55,7 +55,7 @@ def check(fn: Callable[..., Any], *args: Any, rounds: int = 2, traced: bool = Tr
     rng = np.random.default_rng(zlib.crc32(repr([np.shape(x) for x in leaves]).encode()))
     for round_number in range(rounds):
         use_traced = traced and round_number % 2 == 1
-        got = evaluate(graph, leaves, lambda spec: random_cover(spec, rng, max_calls=6), use_traced)
+        got = evaluate(graph, leaves, lambda spec: random_cover(spec, rng, max_calls=4), use_traced)
         for x, y in zip(got, expected, strict=True):
             assert_same(np.asarray(x), np.asarray(y))
 
@@ -246,7 +246,7 @@ CONVOLUTIONS = {
         normal(3, 3, 5, 4),
     ),
     "dilated": (
-        functools.partial(conv, lhs_dilation=(2, 1), rhs_dilation=(1, 2)),
+        functools.partial(conv, padding=((1, 2), (2, 0)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)),
         normal(2, 3, 5, 6),
         normal(2, 3, 3, 2),
     ),
@@ -457,7 +457,7 @@ def test_scatter(case):
     check(*case)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     st.integers(1, 6),
     st.lists(st.integers(-9, 9), min_size=1, max_size=5),
@@ -466,9 +466,15 @@ def test_scatter(case):
 def test_any_embedding_and_its_transpose(rows, indices, mode):
     ids = np.asarray(indices, np.int32)
     ids = ids % rows if mode == "promise_in_bounds" else ids
-    take = lambda t: t.at[ids].get(mode=mode, wrap_negative_indices=False)  # noqa: E731
-    check(lambda t: jax.vjp(take, t)[1](jnp.ones((len(indices), 3))), normal(rows, 3), traced=False)
-    check(take, normal(rows, 3), traced=False)
+
+    def take(table, ids):
+        return table.at[ids].get(mode=mode, wrap_negative_indices=False)
+
+    def transposed(table, ids, cotangent):
+        return jax.vjp(lambda t: take(t, ids), table)[1](cotangent)
+
+    check(take, normal(rows, 3), ids, traced=False)
+    check(transposed, normal(rows, 3), ids, normal(len(ids), 3, seed=1), traced=False)
 
 
 # What the specs say.
@@ -598,9 +604,12 @@ def _harnesses() -> list[Any]:
 
 @pytest.mark.parametrize("harness", _harnesses(), ids=lambda h: h.fullname)
 def test_harnesses_of_jax(harness):
-    args = harness.dyn_args_maker(np.random.default_rng(3))
-    graph = build_graph(jax.jit(harness.dyn_fun).trace(*args).jaxpr)
+    args = harness.dyn_args_maker(np.random.RandomState(3))  # the harnesses use the older interface
+    closed = jax.jit(harness.dyn_fun).trace(*args).jaxpr
+    jaxpr = closed.jaxpr.replace(constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars])
+    graph = build_graph(ClosedJaxpr(jaxpr, []))
     rng = np.random.default_rng(5)
-    got = evaluate(graph, jax.tree.leaves(args), lambda spec: random_cover(spec, rng, max_calls=4), True)
+    inputs = [*closed.consts, *jax.tree.leaves(args)]
+    got = evaluate(graph, inputs, lambda spec: random_cover(spec, rng, max_calls=4), True)
     for x, y in zip(got, jax.tree.leaves(jax.jit(harness.dyn_fun)(*args)), strict=True):
         assert_same(np.asarray(x), np.asarray(y))

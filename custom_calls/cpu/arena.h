@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/huge_pages.h"
+
 namespace einsummable::cpu {
 
 // Blocks of scratch memory; a block given back is handed out again to the next exchange that fits.
@@ -34,6 +36,7 @@ class Arena {
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     char* data = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
     if (data == nullptr) throw std::bad_alloc();
+    AdviseHugePages(data, static_cast<int64_t>(rounded));
     return {data, rounded};
   }
 

@@ -54,11 +54,9 @@ void Engine::Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int
                   std::unique_ptr<RankCall> call) {
   exchange->counters[rank]->calls.fetch_add(1, std::memory_order_relaxed);
   if (!exchange->Participates(rank)) return call->End();
-  std::string error;
-  std::shared_ptr<Rendezvous> rendezvous = Find(exchange, run_id, rank, error);
+  std::shared_ptr<Rendezvous> rendezvous = Find(exchange, run_id, rank, call->failure);
   if (rendezvous != nullptr) return rendezvous->Arrive(rank, std::move(call));
-  FailRun(run_id, error);
-  call->error = error;
+  FailRun(run_id, *call->failure);
   call->End();
 }
 
@@ -79,27 +77,28 @@ Engine::Occurrences& Engine::OccurrencesOf(const Key& key, int64_t num_ranks) {
 }
 
 std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
-                                         std::string& error) {
+                                         std::optional<Failure>& failure) {
   const Key key = {run_id, exchange->id, exchange->instance};
   std::lock_guard lock(mutex_);
-  for (const auto& [failed, message] : failed_runs_) {
+  for (const auto& [failed, known] : failed_runs_) {
     if (failed == run_id) {
-      error = message;
+      failure = known;
       return nullptr;
     }
   }
   Occurrences& occurrences = OccurrencesOf(key, exchange->program->num_devices);
   if (!occurrences.open.empty() && !SameProgram(occurrences.open.front()->exchange(), *exchange)) {
-    error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): device rank " +
-            std::to_string(rank) + " runs another program under the same exchange id than the ranks before it";
+    failure = {Failure::Kind::kInvalid, exchange->Title() + ": device rank " + std::to_string(rank) +
+                                            " runs another program under the same exchange id than the ranks "
+                                            "before it"};
     return nullptr;
   }
   const int64_t number = occurrences.next_of_rank[rank]++;
   try {
     while (number >= occurrences.first + static_cast<int64_t>(occurrences.open.size())) Open(key, occurrences, exchange);
   } catch (const std::bad_alloc&) {
-    error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + "): no memory for " +
-            std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch";
+    failure = {Failure::Kind::kInvalid, exchange->Title() + ": no memory for " +
+                                            std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch"};
     return nullptr;
   }
   return occurrences.open[number - occurrences.first];
@@ -136,13 +135,13 @@ void Engine::Close(const Key& key, int64_t number) {
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
 }
 
-void Engine::FailRun(int64_t run_id, const std::string& error) {
+void Engine::FailRun(int64_t run_id, const Failure& failure) {
   std::vector<std::shared_ptr<Rendezvous>> open;
   {
     std::lock_guard lock(mutex_);
     const bool known = std::any_of(failed_runs_.begin(), failed_runs_.end(),
                                    [&](const auto& failed) { return failed.first == run_id; });
-    if (!known) failed_runs_.emplace_back(run_id, error);
+    if (!known) failed_runs_.emplace_back(run_id, failure);
     if (failed_runs_.size() > kMaxFailedRuns) failed_runs_.pop_front();
     auto entry = exchanges_.lower_bound(Key{run_id, INT64_MIN, INT64_MIN});
     while (entry != exchanges_.end() && std::get<0>(entry->first) == run_id) {
@@ -150,7 +149,7 @@ void Engine::FailRun(int64_t run_id, const std::string& error) {
       entry = exchanges_.erase(entry);
     }
   }
-  for (const auto& rendezvous : open) rendezvous->Fail(error);
+  for (const auto& rendezvous : open) rendezvous->Fail(failure);
 }
 
 int64_t Engine::num_open() {
@@ -171,7 +170,7 @@ void Engine::FailOverdue() {
   const double timeout = timeout_s();
   const int64_t deadline_ns = NowNs() - static_cast<int64_t>(timeout * 1e9);
   for (const auto& [run_id, rendezvous] : open) {
-    if (const auto message = rendezvous->Overdue(deadline_ns, timeout)) FailRun(run_id, *message);
+    if (const auto failure = rendezvous->Overdue(deadline_ns, timeout)) FailRun(run_id, *failure);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -28,8 +29,8 @@ class Engine {
   // Runs `rank`'s part of `exchange` in launch `run_id`. Never waits: the call is ended when the moves are done.
   void Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank, std::unique_ptr<RankCall> call);
 
-  // Ends every call of the launch that waits, and every later one, with `error`.
-  void FailRun(int64_t run_id, const std::string& error);
+  // Ends every call of the launch that waits, and every later one, with `failure`.
+  void FailRun(int64_t run_id, const Failure& failure);
 
   void set_timeout_s(double timeout_s) { timeout_s_.store(timeout_s); }
   double timeout_s() const { return timeout_s_.load(); }
@@ -51,7 +52,7 @@ class Engine {
 
   Engine();
   std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
-                                   std::string& error);
+                                   std::optional<Failure>& failure);
   Occurrences& OccurrencesOf(const Key& key, int64_t num_ranks);
   std::shared_ptr<Rendezvous> Open(const Key& key, Occurrences& occurrences, const std::shared_ptr<Exchange>& exchange);
   void Close(const Key& key, int64_t number);
@@ -65,7 +66,7 @@ class Engine {
   using Exchanges = std::map<Key, Occurrences>;
   Exchanges exchanges_;
   std::vector<Exchanges::node_type> spare_;  // emptied entries, to be used again
-  std::deque<std::pair<int64_t, std::string>> failed_runs_;
+  std::deque<std::pair<int64_t, Failure>> failed_runs_;
   std::condition_variable watch_;
   bool watching_ = false;
 };

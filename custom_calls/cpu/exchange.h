@@ -31,6 +31,9 @@ struct Exchange {
       : program(std::move(decoded)), schedule(MakeSchedule(*program, kPartBytes)), id(id), name(std::move(name)),
         counters(CountersOf(id, program->num_devices)) {}
 
+  // What messages call it.
+  std::string Title() const { return "exchange " + std::to_string(id) + " (" + name + ")"; }
+
   bool Participates(int64_t rank) const { return schedule.participates[rank]; }
 };
 

@@ -96,11 +96,10 @@ class XlaCall : public RankCall {
   ffi::Future future() const { return ffi::Future(promise_); }
 
   void End() override {
-    if (error) {
-      promise_.SetError(ffi::Error(ffi::ErrorCode::kDeadlineExceeded, *error));
-    } else {
-      promise_.SetAvailable();
-    }
+    if (!failure) return promise_.SetAvailable();
+    const bool missing = failure->kind == Failure::Kind::kMissingRank;
+    promise_.SetError(ffi::Error(missing ? ffi::ErrorCode::kDeadlineExceeded : ffi::ErrorCode::kInvalidArgument,
+                                 failure->message));
   }
 
  private:
@@ -122,9 +121,9 @@ ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ff
     problem = Collect(*exchange, rank, frame, call->buffers);
   }
   if (problem) {
-    call->error = "exchange " + std::to_string(exchange->id) + " (" + exchange->name + ") on device rank " +
-                  std::to_string(rank) + ": " + *problem;
-    Engine::Get().FailRun(run_id.run_id, *call->error);
+    call->failure = {Failure::Kind::kInvalid,
+                     exchange->Title() + " on device rank " + std::to_string(rank) + ": " + *problem};
+    Engine::Get().FailRun(run_id.run_id, *call->failure);
     call->End();
     return future;
   }

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cpu/float_mode.h"
+#include "cpu/huge_pages.h"
 
 namespace einsummable::cpu {
 namespace {
@@ -59,8 +60,8 @@ void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
   bool complete = false;
   {
     std::lock_guard lock(mutex_);
-    if (error_) {
-      call->error = error_;
+    if (failure_) {
+      call->failure = failure_;
     } else {
       calls_[rank] = std::move(call);
       ++num_arrived_;
@@ -69,10 +70,27 @@ void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
   }
   if (call) return call->End();
   if (!complete) return;
+  AdviseOutputs();
   if (exchange_->schedule.traffic_bytes < kInlineBytes) {
     RunInline();
   } else {
     BeginRound(0);
+  }
+}
+
+// With all ranks here, before the first move.
+void Rendezvous::AdviseOutputs() {
+  const Program& program = *exchange_->program;
+  if (exchange_->schedule.traffic_bytes < kHugeBufferBytes) return;
+  for (size_t rank = 0; rank < calls_.size(); ++rank) {
+    if (!calls_[rank]) continue;
+    const auto& sizes = program.sizes[rank];
+    const size_t first = sizes[static_cast<int>(Space::kInput)].size();
+    const auto& outputs = sizes[static_cast<int>(Space::kOutput)];
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const int64_t bytes = outputs[i] * program.item_size;
+      if (bytes >= kHugeBufferBytes) AdviseHugePages(calls_[rank]->buffers[first + i], bytes);
+    }
   }
 }
 
@@ -128,27 +146,27 @@ void Rendezvous::EndAll() {
   ending.reserve(calls_.size());
   for (size_t rank = 0; rank < calls_.size(); ++rank) {
     if (!calls_[rank]) continue;
-    if (!error_) exchange_->counters[rank]->bytes_received += exchange_->schedule.bytes_received[rank];
-    calls_[rank]->error = error_;
+    if (!failure_) exchange_->counters[rank]->bytes_received += exchange_->schedule.bytes_received[rank];
+    calls_[rank]->failure = failure_;
     ending.push_back(std::move(calls_[rank]));
   }
-  if (!error_) closed_();
+  if (!failure_) closed_();
   pool_.Complete(std::move(ending), std::shared_ptr<std::atomic<int64_t>>(exchange_, &exchange_->continuation_ns));
 }
 
-void Rendezvous::Fail(const std::string& error) {
+void Rendezvous::Fail(const Failure& failure) {
   {
     std::lock_guard lock(mutex_);
-    if (error_ || IsComplete()) return;
-    error_ = error;
+    if (failure_ || IsComplete()) return;
+    failure_ = failure;
   }
   EndAll();
 }
 
-std::optional<std::string> Rendezvous::Overdue(int64_t deadline_ns, double timeout_s) {
+std::optional<Failure> Rendezvous::Overdue(int64_t deadline_ns, double timeout_s) {
   if (begin_ns_ > deadline_ns) return std::nullopt;
   std::lock_guard lock(mutex_);
-  if (error_ || IsComplete()) return std::nullopt;
+  if (failure_ || IsComplete()) return std::nullopt;
   std::ostringstream missing, arrived;
   for (size_t rank = 0; rank < calls_.size(); ++rank) {
     if (!exchange_->schedule.participates[rank]) continue;
@@ -156,11 +174,11 @@ std::optional<std::string> Rendezvous::Overdue(int64_t deadline_ns, double timeo
     list << (list.tellp() > 0 ? ", " : "") << rank;
   }
   std::ostringstream message;
-  message << "exchange " << exchange_->id << " (" << exchange_->name << "): within " << timeout_s
+  message << exchange_->Title() << ": within " << timeout_s
           << " s no call came from device rank(s) " << missing.str() << "; arrived: " << arrived.str()
           << ". Every device must run the exchange, in the same order as other exchanges; if the missing ones are "
              "only slow, raise EINSUMMABLE_JAX_EXCHANGE_TIMEOUT_S";
-  return message.str();
+  return Failure{Failure::Kind::kMissingRank, message.str()};
 }
 
 }  // namespace einsummable::cpu

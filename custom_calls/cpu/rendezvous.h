@@ -18,11 +18,18 @@
 
 namespace einsummable::cpu {
 
+// Why a call ends without its results.
+struct Failure {
+  enum class Kind { kMissingRank, kInvalid };
+  Kind kind;
+  std::string message;
+};
+
 // One rank's call of the exchange.
 class RankCall : public Ending {
  public:
-  std::vector<char*> buffers;  // inputs, then outputs, in the order of the program
-  std::optional<std::string> error;  // what `End` is to tell the caller
+  std::vector<char*> buffers;      // inputs, then outputs, in the order of the program
+  std::optional<Failure> failure;  // what `End` is to tell the caller
 };
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
@@ -35,12 +42,12 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // to arrive does its share of the moves.
   void Arrive(int64_t rank, std::unique_ptr<RankCall> call);
 
-  // Ends the calls of the ranks that have arrived, and of those that will, with `error`; does nothing once all have
-  // arrived.
-  void Fail(const std::string& error);
+  // Ends the calls of the ranks that have arrived, and of those that will, with `failure`; does nothing once all
+  // have arrived.
+  void Fail(const Failure& failure);
 
   // If it has waited since before `deadline_ns` for a rank: what to tell the user.
-  std::optional<std::string> Overdue(int64_t deadline_ns, double timeout_s);
+  std::optional<Failure> Overdue(int64_t deadline_ns, double timeout_s);
 
   const Exchange& exchange() const { return *exchange_; }
 
@@ -49,6 +56,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
 
   bool IsComplete() const { return num_arrived_ == exchange_->schedule.num_participants; }
   char* AddressOf(const Slice& slice) const;
+  void AdviseOutputs();
   void RunInline();
   void BeginRound(size_t number);
   void RunPart(const Part& part);
@@ -64,7 +72,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::mutex mutex_;  // guards what follows until all ranks have arrived; after that only the moves use it
   std::vector<std::unique_ptr<RankCall>> calls_;  // by rank
   int32_t num_arrived_ = 0;
-  std::optional<std::string> error_;
+  std::optional<Failure> failure_;
 };
 
 }  // namespace einsummable::cpu

@@ -34,7 +34,7 @@ _BODY_PARAMETER = {
 """Primitives that are calls, and the parameter that holds their body."""
 
 _CHECKPOINTS = frozenset({"checkpoint", "remat2"})
-_IDENTITIES = frozenset({"copy", "copy_p", "name", "sharding_constraint", "stop_gradient"})
+_IDENTITIES = frozenset({"copy", "name", "sharding_constraint", "stop_gradient"})
 _SHARED_LITERAL_BYTES = 64
 
 _log = logging.getLogger(__name__)

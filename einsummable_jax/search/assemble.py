@@ -179,7 +179,7 @@ def assemble(
     Raises:
       PlanError: If some operation's kernel calls do not cover its iteration space exactly once.
     """
-    num_devices = len(decompositions[0].calls) if decompositions else inputs[0].num_devices
+    num_devices = len(decompositions[0].calls) if decompositions else (*inputs, *outputs)[0].num_devices
     work = _Assembler(num_devices, graph)
     for tensor in graph.literals:
         value = graph.tensors[tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 
@@ -88,20 +89,26 @@ def eliminate_narrow(energy: Energy, max_entries: int, interner: Interner) -> Na
     part = NarrowPart(dict(enumerate(energy.unaries)), tables, energy.constant, [], energy.places)
     for i, j in energy.pairwise:
         part.tables[i][j], part.tables[j][i] = energy.table(i, j), _turned(energy.table(i, j), interner)
-    waiting = {i for i, near in part.tables.items() if len(near) <= 2}
+    waiting = [_step_weight(part, i) for i, near in part.tables.items() if len(near) <= 2]
+    heapq.heapify(waiting)
     while waiting:
-        i = min(waiting, key=lambda v: (len(part.tables[v]), _step_entries(part, v), v))
-        waiting.discard(i)
-        near = sorted(part.tables[i])
-        if _step_entries(part, i) > max_entries:
+        weight = heapq.heappop(waiting)
+        i = weight[-1]
+        # An entry is stale once the variable is gone or its neighbours have changed.
+        if i not in part.tables or weight != _step_weight(part, i) or weight[1] > max_entries:
             continue
+        near = sorted(part.tables[i])
         _eliminate(part, i, near, interner)
-        waiting.update(j for j in near if len(part.tables[j]) <= 2)
+        for j in near:
+            if len(part.tables[j]) <= 2:
+                heapq.heappush(waiting, _step_weight(part, j))
     return part
 
 
-def _step_entries(part: NarrowPart, i: int) -> int:
-    return len(part.unaries[i]) * math.prod(len(part.unaries[j]) for j in part.tables[i])
+def _step_weight(part: NarrowPart, i: int) -> tuple[int, int, int]:
+    """Order of elimination: number of neighbours, combinations of states to look at, number."""
+    near = part.tables[i]
+    return len(near), len(part.unaries[i]) * math.prod(len(part.unaries[j]) for j in near), i
 
 
 def _turned(table: np.ndarray, interner: Interner) -> np.ndarray:
@@ -140,10 +147,14 @@ def elimination_order(energy: Energy, max_entries: int) -> list[int] | None:
     near = {i: set(n) for i, n in enumerate(energy.neighbours())}
     sizes = [len(unary) for unary in energy.unaries]
     weight = {i: sizes[i] * math.prod(sizes[j] for j in n) for i, n in near.items()}
+    waiting = [(w, i) for i, w in weight.items()]
+    heapq.heapify(waiting)
     order: list[int] = []
     entries = 0
-    while weight:
-        i = min(weight, key=weight.__getitem__)
+    while waiting:
+        least, i = heapq.heappop(waiting)
+        if weight.get(i) != least:
+            continue
         entries += weight.pop(i)
         if entries > max_entries:
             return None
@@ -153,6 +164,7 @@ def elimination_order(energy: Energy, max_entries: int) -> list[int] | None:
             near[j] |= clique
             near[j] -= {i, j}
             weight[j] = sizes[j] * math.prod(sizes[k] for k in near[j])
+            heapq.heappush(waiting, (weight[j], j))
     return order
 
 

@@ -148,7 +148,7 @@ class _Merger:
                     self.merge(consumer, producer, {b: a for a, b in matches[0].items()})
 
     def merge(self, kept: int, moved: int, match: dict[int, int]) -> None:
-        """Make one group of those of two operations; ``match``: the label of ``moved`` for each of ``kept``."""
+        """Make one group of those of two operations; ``match``: label of ``kept`` to label of ``moved``."""
         target, source = self.group_of[kept], self.group_of[moved]
         if target == source:
             return

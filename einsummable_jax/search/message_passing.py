@@ -67,6 +67,10 @@ class MessagePassing:
             bound += self._send(i, self._earlier[i])
         return bound, states
 
+    def original(self, states: Sequence[int]) -> list[int]:
+        """An assignment of the states kept, as one of the original states."""
+        return [int(kept[state]) for kept, state in zip(self.states, states, strict=True)]
+
     def restrict(self, cost: float) -> bool:
         """Drop the states of which no assignment of at most ``cost`` can be, if that saves much of the work.
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
-from einsummable_jax.search.cost import exchange_table, kernel_seconds
+from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.groups import Group, make_groups
+from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.plan import Decomposition
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
@@ -26,10 +27,6 @@ from einsummable_jax.topology import Topology
 
 CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 """Operations whose work the objective ``bytes`` always cuts among all devices."""
-FREE = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
-"""Operations that the compiler never runs on their own: views, or computed where they are read."""
-SPARSE_READS = frozenset({"gather", "dynamic_slice"})
-"""Operations that read no more of their first operand than they write."""
 TIE_BREAK = 1e-4
 """Weight of preferences that must never decide against the objective, relative to a real cost."""
 BYTES_PER_SECOND_OF_TIME = 1.0
@@ -73,6 +70,12 @@ class Model:
       graph: What is planned.
       topology: The machine.
       objective: ``"time"`` or ``"bytes"``.
+
+    Attributes:
+      energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
+      group_variables: The groups by number of variable.
+      input_variables: The variable of each function input.
+      output_variables: The variable of each function output: that of the input it comes back as, if any.
     """
 
     def __init__(self, graph: Graph, topology: Topology, objective: str) -> None:
@@ -80,6 +83,7 @@ class Model:
         self.topology = topology
         self.objective = objective
         self.builder = EnergyBuilder()
+        self._kernel_cost = KernelCost(graph, topology)
         self.group_variables: dict[int, GroupVariable] = {}
         self.input_variables: list[int] = []
         self.output_variables: list[int] = []
@@ -137,7 +141,7 @@ class Model:
 
     def _add_group(self, group: Group) -> None:
         candidates = self._candidates(group)
-        seconds = self._kernel_seconds(group, candidates)
+        seconds = self._kernel_cost.seconds(group, candidates)
         uneven = np.where(candidates.is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         variable = self.builder.variable(self._price(seconds + uneven), group.members[0])
         self.group_variables[variable] = GroupVariable(group, candidates, seconds)
@@ -208,61 +212,6 @@ class Model:
     def _one_object(self, layouts: TileLayouts) -> TileLayouts:
         key = ("tiles", layouts.shape, layouts.boxes.shape, layouts.boxes.tobytes(), layouts.parts.tobytes())
         return self._memo.setdefault(key, layouts)
-
-    def _kernel_seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
-        """Roofline time of the group as one fused kernel: what it makes for itself is never written."""
-        operations = [self.graph.operations[m] for m in group.members]
-        if all(op.primitive in FREE for op in operations):
-            return np.zeros(len(candidates))
-        sizes = np.diff(candidates.bounds, axis=-1)[..., 0].astype(np.float64)
-        share = np.prod(sizes / np.maximum(np.array(group.extents, np.float64), 1.0), axis=-1)
-        flops = sum(op.spec.flops for op in operations) * share
-        touched = np.zeros(share.shape)
-        for volume, itemsize in self._external_volumes(group, candidates):
-            touched += volume * itemsize
-        rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
-        return kernel_seconds(flops, touched, rate, self.topology)
-
-    def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""
-        graph, inside = self.graph, set(group.members)
-        made = {tensor for m in group.members for tensor in graph.operations[m].results}
-        found: dict[Any, tuple[np.ndarray, int]] = {}
-        for member in group.members:
-            op = graph.operations[member]
-            result_volume = self._volumes(group, member, candidates, op.spec.results[0])
-            for position, (tensor, array_map) in enumerate(zip(op.operands, op.spec.operands, strict=True)):
-                if tensor not in made and (key := (tensor, group.array_map(member, array_map))) not in found:
-                    volume = self._volumes(group, member, candidates, array_map)
-                    if position == 0 and op.primitive in SPARSE_READS:
-                        volume = np.minimum(volume, result_volume)
-                    found[key] = volume, graph.tensors[tensor].dtype.itemsize
-            for tensor, array_map in zip(op.results, op.spec.results, strict=True):
-                if self._leaves(tensor, inside):
-                    volume = self._volumes(group, member, candidates, array_map)
-                    found[tensor] = volume, graph.tensors[tensor].dtype.itemsize
-        return list(found.values())
-
-    def _volumes(self, group: Group, member: int, candidates: Candidates, array_map: ArrayMap) -> np.ndarray:
-        layouts, index = self._layouts(group, member, candidates, array_map, made=False)
-        return layouts.volumes[index]
-
-    def _leaves(self, tensor: int, inside: set[int]) -> bool:
-        """Whether a tensor is used outside the operations ``inside``."""
-        if "readers" not in self._memo:
-            readers: dict[int, set[int]] = {}
-            for index, op in enumerate(self.graph.operations):
-                for operand in op.operands:
-                    readers.setdefault(operand, set()).add(index)
-            self._memo["readers"] = readers, set(self.graph.outputs)
-        readers, outputs = self._memo["readers"]
-        return tensor in outputs or not readers.get(tensor, set()) <= inside
-
-    def _arithmetic_dtype(self, operations: Sequence[Operation]) -> object:
-        """The dtype whose rate applies: that of what the operation with most arithmetic reads."""
-        busiest = max(operations, key=lambda op: op.spec.flops)
-        tensor = (*busiest.operands, *busiest.results)[0]
-        return self.graph.tensors[tensor].dtype
 
     # ---- exchanges -------------------------------------------------------------------------------
 

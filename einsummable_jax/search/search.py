@@ -31,7 +31,7 @@ def search(
       topology: The machine; its device count is the plan's.
       objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other. ``"bytes"``:
         bytes exchanged, all contractions cut among all devices (EinDecomp, arXiv 2410.02682).
-      progress: Told about steps that take over a second.
+      progress: Told about steps that take over a second; by default they are logged.
 
     Returns:
       The plan, with a proven lower bound of its cost over the decompositions searched.
@@ -41,10 +41,11 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is none of {OBJECTIVES}")
+    progress = progress or logger.info
     started = time.monotonic()
     model = Model(graph, topology, objective)
     built = time.monotonic()
-    if progress and built - started > 1.0:
+    if built - started > 1.0:
         choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
         progress(f"search: {choices} choices, costs between {couplings} pairs of them")
     solution = minimise(model.energy, interner=model.builder.interner, progress=progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from einsummable_jax.search.elimination import (
     eliminate_narrow,
@@ -23,6 +23,10 @@ MAX_STEP_ENTRIES = 1 << 23
 
 PROMISING = 1.01
 """Assignments at most this many times as costly as the best one are improved."""
+
+
+STALL, PATIENCE = 2e-5, 8
+"""Message passing ends when the gap shrinks by less than this share of the cost in so many passes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,6 @@ class Solution:
 def minimise(
     energy: Energy,
     *,
-    starts: Sequence[Sequence[int]] = (),
     sweeps: int = 60,
     tolerance: float = 5e-4,
     max_entries: int = MAX_STEP_ENTRIES,
@@ -57,23 +60,23 @@ def minimise(
     """Find states of least energy.
 
     Variables with at most two neighbours are eliminated exactly; so is the rest where its tables stay
-    below ``max_entries``. Otherwise tree-reweighted message passing bounds it, and forest moves improve
-    the best of its assignments and of ``starts``. Deterministic.
+    below ``max_entries``. Otherwise tree-reweighted message passing bounds it and proposes assignments,
+    which forest moves improve; states that the bound excludes are dropped, until the gap is small or what
+    is left can be eliminated. Deterministic.
 
     Args:
       energy: What to minimise.
-      starts: Assignments to try as starting points.
       sweeps: Most passes of message passing.
       tolerance: Stop once the relative gap between cost and bound is below this.
       max_entries: Bound on the size of exact steps.
       interner: Recognises repeated structure; the one that built the energy.
       progress: Told what is going on.
     """
-    interner = interner or Interner()
-    part = eliminate_narrow(energy, max_entries, interner)
+    part = eliminate_narrow(energy, max_entries, interner or Interner())
     core, numbers = part.energy()
-    core_starts = [[start[i] for i in numbers] for start in starts]
-    core_states, bound, solver = _minimise_core(core, core_starts, sweeps, tolerance, max_entries, progress)
+    core_states, bound, solver = exact_states(core, max_entries), math.inf, "elimination"
+    if core_states is None:
+        core_states, bound, solver = _approximate(core, sweeps, tolerance, max_entries, progress)
     states = dict(zip(numbers, core_states, strict=True))
     restore(states, part.eliminated)
     assignment = tuple(states[i] for i in range(len(energy.unaries)))
@@ -81,38 +84,40 @@ def minimise(
     return Solution(assignment, cost, min(bound, cost), solver, len(numbers))
 
 
-def _minimise_core(
+def exact_states(energy: Energy, max_entries: int) -> list[int] | None:
+    """The states of least energy, or None where that takes tables of more than ``max_entries`` entries."""
+    order = elimination_order(energy, max_entries)
+    return None if order is None else minimise_exactly(energy, order)
+
+
+def _approximate(
     energy: Energy,
-    starts: Sequence[Sequence[int]],
     sweeps: int,
     tolerance: float,
     max_entries: int,
     progress: Callable[[str], None] | None,
 ) -> tuple[list[int], float, str]:
     """States, a lower bound (infinite: the states are optimal), and how they were found."""
-    order = elimination_order(energy, max_entries)
-    if order is not None:
-        return minimise_exactly(energy, order), math.inf, "elimination"
-    best = min((improve(energy, start, rounds=2) for start in starts), key=energy.value, default=None)
-    value = math.inf if best is None else energy.value(best)
     messages, bound, last = MessagePassing(energy), -math.inf, time.monotonic()
+    best, value = [0] * len(energy.unaries), math.inf
+    moved_sweep, moved_gap = 0, math.inf
     for sweep in range(sweeps):
         swept_bound, chosen = messages.sweep()
         bound = max(bound, swept_bound)
         if sweep % 5 == 4 or messages.energy.value(chosen) < PROMISING * value:
             chosen = improve(messages.energy, chosen, rounds=3, seed=sweep)
         if (swept := messages.energy.value(chosen)) < value:
-            best, value = [int(kept[x]) for kept, x in zip(messages.states, chosen, strict=True)], swept
-        if value - bound <= tolerance * abs(value):
+            best, value = messages.original(chosen), swept
+        gap = value - bound
+        if gap < moved_gap - STALL * abs(value):
+            moved_sweep, moved_gap = sweep, gap
+        if gap <= tolerance * abs(value) or sweep - moved_sweep >= PATIENCE:
             break
         if sweep % 3 == 2 and messages.restrict(value * (1 + 1e-9)):
-            order = elimination_order(messages.energy, max_entries)
-            if order is not None:
-                chosen = minimise_exactly(messages.energy, order)
-                states = [int(kept[x]) for kept, x in zip(messages.states, chosen, strict=True)]
-                return states, math.inf, "message passing, then elimination"
+            exact = exact_states(messages.energy, max_entries)
+            if exact is not None:
+                return messages.original(exact), math.inf, "message passing, then elimination"
         if progress and time.monotonic() - last > 1.0:
             progress(f"search: pass {sweep + 1}, cost {value:.6g}, lower bound {bound:.6g}")
             last = time.monotonic()
-    assert best is not None
     return improve(energy, best, rounds=6, seed=sweeps), bound, "message passing"

@@ -98,7 +98,7 @@ class BuiltBaseline:
         """Tree of `NamedSharding` like the arguments."""
         on_mesh = functools.partial(NamedSharding, self.mesh)
         params = {name: on_mesh(self.baseline.params.get(name, P())) for name in block_shapes(self.config)}
-        x, cache = on_mesh(self.baseline.x), on_mesh(self.baseline.cache)
+        x, cache = (on_mesh(self.baseline.x),), on_mesh(self.baseline.cache)
         return (params, x, {"k": cache, "v": cache}, on_mesh(P())) if self.workload.is_decode else (params, x)
 
     def constrain(self, name: str, array: jax.Array) -> jax.Array:

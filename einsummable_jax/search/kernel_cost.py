@@ -1,0 +1,89 @@
+"""Modelled time of running a group of operations as one fused kernel, for all its candidates at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from einsummable_jax.graph import ArrayMap, DimMap, Graph, Operation
+from einsummable_jax.search.candidates import Candidates
+from einsummable_jax.search.cost import kernel_seconds
+from einsummable_jax.search.groups import Group
+from einsummable_jax.search.tile_layouts import touched_boxes
+from einsummable_jax.topology import Topology
+
+FREE = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
+"""Operations that the compiler never runs on their own: views, or computed where they are read."""
+SPARSE_READS = frozenset({"gather", "dynamic_slice"})
+"""Operations that read no more of their first operand than they write."""
+
+
+class KernelCost:
+    """Roofline times of the groups of one graph.
+
+    Args:
+      graph: The graph.
+      topology: The machine.
+    """
+
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self.graph = graph
+        self.topology = topology
+        self._readers: dict[int, set[int]] = {}
+        for index, op in enumerate(graph.operations):
+            for tensor in op.operands:
+                self._readers.setdefault(tensor, set()).add(index)
+        self._outputs = set(graph.outputs)
+        # The candidates are kept beside what they key, so that their identity stays theirs.
+        self._lengths: dict[tuple[int, DimMap], tuple[Candidates, np.ndarray]] = {}
+
+    def seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
+        """Seconds for each candidate, floats ``[C]``; what the group makes for itself is never written."""
+        operations = [self.graph.operations[m] for m in group.members]
+        if all(op.primitive in FREE for op in operations):
+            return np.zeros(len(candidates))
+        sizes = np.diff(candidates.bounds, axis=-1)[..., 0]
+        share = np.prod(sizes / np.maximum(np.array(group.extents), 1), axis=-1)
+        flops = sum(op.spec.flops for op in operations) * share
+        touched_bytes = np.zeros(share.shape)
+        for volume, itemsize in self._external_volumes(group, candidates):
+            touched_bytes += volume * itemsize
+        rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
+        return kernel_seconds(flops, touched_bytes, rate, self.topology)
+
+    def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
+        """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""
+        tensors, inside = self.graph.tensors, set(group.members)
+        made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
+        found: dict[Hashable, tuple[np.ndarray, int]] = {}
+        for member in group.members:
+            op = self.graph.operations[member]
+            results = [group.array_map(member, array_map) for array_map in op.spec.results]
+            operands = [group.array_map(member, array_map) for array_map in op.spec.operands]
+            for position, (tensor, mapped) in enumerate(zip(op.operands, operands, strict=True)):
+                if tensor not in made and (tensor, mapped) not in found:
+                    volume = self._volume(mapped, candidates)
+                    if position == 0 and op.primitive in SPARSE_READS:
+                        volume = np.minimum(volume, self._volume(results[0], candidates))
+                    found[tensor, mapped] = volume, tensors[tensor].dtype.itemsize
+            for tensor, mapped in zip(op.results, results, strict=True):
+                if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:
+                    found[tensor] = self._volume(mapped, candidates), tensors[tensor].dtype.itemsize
+        return list(found.values())
+
+    def _volume(self, mapped: ArrayMap, candidates: Candidates) -> np.ndarray:
+        volume = np.ones(candidates.bounds.shape[:2])
+        for dim_map in mapped:
+            key = (id(candidates), dim_map)
+            if key not in self._lengths:
+                box = touched_boxes((dim_map,), candidates.bounds)[..., 0, :]
+                self._lengths[key] = candidates, (box[..., 1] - box[..., 0]).astype(np.float64)
+            volume = volume * self._lengths[key][1]
+        return volume
+
+    def _arithmetic_dtype(self, operations: Sequence[Operation]) -> object:
+        """The dtype whose rate applies: that of what the operation with most arithmetic reads."""
+        busiest = max(operations, key=lambda op: op.spec.flops)
+        tensor = (*busiest.operands, *busiest.results)[0]
+        return self.graph.tensors[tensor].dtype
