@@ -35,11 +35,11 @@ def library() -> ctypes.CDLL:
 def _find() -> Path:
     import einsummable_jax.custom_calls as package
 
-    # An editable install has two places: the checkout, and site-packages with what was built.
+    # An editable install has two places: the checkout, and site-packages with what pip built.
     places = [Path(place) / "lib" / _LIBRARY for place in package.__path__]
-    for place in places:
-        if place.exists():
-            return place
+    built = [place for place in places if place.exists()]
+    if built:
+        return max(built, key=lambda place: place.stat().st_mtime)
     raise ImportError(
         f"the CPU engine {_LIBRARY} is not built: looked for {', '.join(map(str, places))}. Build it with "
         + _BUILD_COMMANDS

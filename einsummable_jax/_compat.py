@@ -4,9 +4,10 @@ from jax._src import core as core
 from jax._src import dispatch as dispatch
 from jax._src import linear_util as linear_util
 from jax._src import source_info_util as source_info_util
+from jax._src.ad_util import Zero as Zero
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
-from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import partial_eval as pe  # noqa: F401  the alias is what others import
 from jax._src.interpreters import remat as remat
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p

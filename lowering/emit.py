@@ -57,9 +57,9 @@ class _Emitter:
         self.shared = len(program.devices) == self.num_devices or not exchanges
         self.buffers: dict[int, Any] = {}
         self._offsets: dict[Offset, Any] = {}
-        # XLA may schedule the calls of each branch in an order of its own, and wait for one before it starts the
-        # next: two branches that disagree would deadlock. The token makes it the plan's order on all devices.
-        # In one shared program all devices follow one schedule anyway.
+        # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
+        # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
+        # on all devices. In one shared program all devices follow one schedule anyway.
         self.token = None if self.shared else jnp.zeros((1,), jnp.uint8)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -87,11 +87,14 @@ class _Emitter:
 
     def take(self, step: TakeStep) -> None:
         source, starts = self.buffers[step.source], step.box.starts
-        if all(isinstance(start, int) for start in starts):
-            stops = [start + size for start, size in zip(starts, step.box.shape, strict=True)]
-            self.buffers[step.result] = lax.slice(source, starts, stops)
+        fixed = [start for start in starts if isinstance(start, int)]
+        if len(fixed) == len(starts):
+            stops = [start + size for start, size in zip(fixed, step.box.shape, strict=True)]
+            self.buffers[step.result] = lax.slice(source, fixed, stops)
         else:
-            self.buffers[step.result] = lax.dynamic_slice(source, list(map(self.offset, starts)), step.box.shape)
+            self.buffers[step.result] = lax.dynamic_slice(
+                source, list(map(self.offset, starts)), step.box.shape
+            )
 
     def empty(self, step: EmptyStep) -> None:
         self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
@@ -156,6 +159,7 @@ def emit(
       graph: The graph it runs.
       exchanges: The exchange program of every planned exchange.
       names: What an error calls each exchange: its operation and source line.
+      dtypes: The dtype of the tensor that each moves; its program's own where whole bytes hold it.
       ids: The exchange id of each.
       rank: This device's rank, an int32 scalar.
       inputs: This device's shard of every function input.

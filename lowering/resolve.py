@@ -83,7 +83,9 @@ class _Resolver:
         for index in range(len(graph.operations)):
             self.operation(index)
         outputs = []
-        for tensor, layout, fetch in zip(graph.outputs, self.plan.outputs, self.plan.output_fetches, strict=True):
+        for tensor, layout, fetch in zip(
+            graph.outputs, self.plan.outputs, self.plan.output_fetches, strict=True
+        ):
             boxes = layout.device_boxes(graph.tensors[tensor].shape)
             outputs.append(self.fetch(tensor, fetch, tuple(boxes[d] for d in self.devices)))
         return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), tuple(self.steps))
@@ -92,7 +94,7 @@ class _Resolver:
         operation, spec = self.plan.graph.operations[index], self.plan.graph.operations[index].spec
         calls = [self.plan.decompositions[index].calls[d] for d in self.devices]
         for fetch in self.plan.fetches[index]:
-            # Whether or not these devices run a kernel call here: all take part in all exchanges in one order.
+            # Kernel call here or not: all devices take part in all exchanges, in one order.
             self._ensure_exchanged(fetch)
         count = _same([len(boxes) for boxes in calls])
         made: list[dict[int, int]] = [{} for _ in operation.results]

@@ -9,10 +9,10 @@ import numpy as np
 
 
 def storage_dtype(dtype: Any) -> Any:
-    """``dtype`` itself, or for types of under 8 bits the narrowest one of whole bytes that holds all its values.
+    """``dtype`` itself, or for types of under 8 bits the narrowest of whole bytes that holds its values.
 
-    Integer aggregation in the wider type and conversion back agree with arithmetic in the narrow one: both are
-    modulo a power of two.
+    Integer aggregation in the wider type and conversion back agree with arithmetic in the narrow one: both
+    are modulo a power of two.
     """
     if not isinstance(dtype, np.dtype):
         return dtype  # an extended dtype, such as a PRNG key's

@@ -1,4 +1,4 @@
-"""Plans drawn at random: any cover of any operation's iteration space, on any devices. The search's space and beyond."""
+"""Plans drawn at random: any cover of any operation's iteration space, on any devices."""
 
 import random
 

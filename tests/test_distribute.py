@@ -40,7 +40,9 @@ def close(found, expected, tolerance=3e-5):
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert left.dtype == right.dtype
         scale = max(1.0, float(np.max(np.abs(right), initial=0)))
-        np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance * scale)
+        np.testing.assert_allclose(
+            np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance * scale
+        )
 
 
 TRANSFORMED = {
@@ -54,8 +56,12 @@ TRANSFORMED = {
     "checkpoint_grad": lambda f: jax.grad(jax.checkpoint(f)),
     "jvp": lambda f: lambda p, x: jax.jvp(f, (p, x), (p, x)),
     "scan": lambda f: lambda p, x: jax.lax.scan(lambda c, row: (c + f(p, row[None]), c), 0.0, x),
-    "scan_grad": lambda f: jax.grad(lambda p, x: jax.lax.scan(lambda c, r: (c + f(p, r[None]), None), 0.0, x)[0]),
-    "grad_of_grad": lambda f: jax.grad(lambda p, x: sum(jnp.sum(g) for g in jax.tree.leaves(jax.grad(f)(p, x)))),
+    "scan_grad": lambda f: jax.grad(
+        lambda p, x: jax.lax.scan(lambda c, r: (c + f(p, r[None]), None), 0.0, x)[0]
+    ),
+    "grad_of_grad": lambda f: jax.grad(
+        lambda p, x: sum(jnp.sum(g) for g in jax.tree.leaves(jax.grad(f)(p, x)))
+    ),
 }
 
 
@@ -227,7 +233,7 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="static argument power of type list is not hashable"):
         on_machine(lambda x, power: x, static_argnames="power")(x, [1])
     with pytest.raises(TypeError, match="expected a function"):
-        distribute(3)
+        distribute(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="cost is 'speed'"):
         distribute(loss, cost="speed")
     with pytest.raises(ValueError, match="topology dgx_a100 is of 8 devices, but 2 devices"):

@@ -49,7 +49,10 @@ CASES = {
     "attention": (attention, tuple(normal(2, 5, 3, 4) + i for i in range(3))),
     "shapes_moved": (shapes_moved, (normal(6, 5),)),
     "embedding_gradient": (embedding_gradient, (normal(11, 4), np.array([[3, 0, 10], [3, 7, 1]]))),
-    "value_and_grad": (jax.value_and_grad(lambda w1, w2, x: jnp.sum(mlp(w1, w2, x) ** 2)), (normal(4, 6), normal(6, 2), normal(3, 4))),
+    "value_and_grad": (
+        jax.value_and_grad(lambda w1, w2, x: jnp.sum(mlp(w1, w2, x) ** 2)),
+        (normal(4, 6), normal(6, 2), normal(3, 4)),
+    ),
 }
 
 

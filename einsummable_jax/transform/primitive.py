@@ -15,7 +15,17 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from einsummable_jax._compat import ad, batching, core, linear_util, mlir, pe, remat, source_info_util
+from einsummable_jax._compat import (
+    Zero,
+    ad,
+    batching,
+    core,
+    linear_util,
+    mlir,
+    pe,
+    remat,
+    source_info_util,
+)
 from einsummable_jax.lowering import refined_mesh
 from einsummable_jax.transform.launch import executable
 from einsummable_jax.transform.planner import Options, prepare
@@ -96,12 +106,12 @@ def _spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) 
     """``values`` at the places where ``flags`` holds, symbolic zeros at the others."""
     rest = iter(values)
     return [
-        next(rest) if flag else ad.Zero(aval.to_tangent_aval()) for flag, aval in zip(flags, avals, strict=True)
+        next(rest) if flag else Zero(aval.to_tangent_aval()) for flag, aval in zip(flags, avals, strict=True)
     ]
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, **_: Any) -> Any:
-    nonzero = [type(tangent) is not ad.Zero for tangent in tangents]
+    nonzero = [type(tangent) is not Zero for tangent in tangents]
     jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
     outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents))
     count = len(jaxpr.out_avals)
@@ -153,7 +163,9 @@ def _transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Any, specs: Any) -> tup
         return leaves
 
     info = jaxpr.jaxpr.debug_info.with_unknown_names()
-    traced, _, consts = pe.trace_to_jaxpr_dynamic(linear_util.wrap_init(transposed, debug_info=info), in_avals)
+    traced, _, consts = pe.trace_to_jaxpr_dynamic(
+        linear_util.wrap_init(transposed, debug_info=info), in_avals
+    )
     return core.ClosedJaxpr(traced, consts), out_trees[-1]
 
 
@@ -203,12 +215,13 @@ def _forget_labels(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**known, "names": (), "state": ()}, {**staged, "names": (), "state": ()}
 
 
-pe.partial_eval_jaxpr_custom_rules[distributed_call_p] = functools.partial(
-    pe.closed_call_partial_eval_custom_rule, "jaxpr", _forget_labels
-)
+_split_for_remat: Any = functools.partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _forget_labels)
+pe.partial_eval_jaxpr_custom_rules[distributed_call_p] = _split_for_remat
 
 
-def _remat(policy: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _remat(
+    policy: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any
+) -> tuple[list[Any], Callable[..., Any]]:
     forward, again, count = remat.remat_jaxpr(jaxpr, policy)
     outs = bind(forward, site, *args)
     split = len(outs) - count

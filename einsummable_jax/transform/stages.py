@@ -181,13 +181,15 @@ class Compiled:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         traced, program = self.traced, self.traced.program
         if tree != program.call.tree:
-            raise TypeError(f"compiled {program.name} expects arguments of tree {program.call.tree}, found {tree}")
+            raise TypeError(
+                f"compiled {program.name} expects arguments of tree {program.call.tree}, found {tree}"
+            )
         for leaf, struct, name in zip(leaves, program.call.leaves, program.names, strict=True):
             found = jax.typeof(leaf)
             if (found.shape, found.dtype) != (struct.shape, struct.dtype):
                 raise TypeError(
-                    f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled for "
-                    f"{struct.dtype}{list(struct.shape)}; call the distributed function itself to plan anew"
+                    f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled "
+                    f"for {struct.dtype}{list(struct.shape)}; call the distributed function to plan anew"
                 )
         placed = [place(x, s) for x, s in zip(leaves, traced.leaf_shardings, strict=True)]
         results = launch(self.jax_compiled, [*traced.placed_constants, *placed])
