@@ -68,14 +68,11 @@ def exchange_call(
     }
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape in program.output_shapes[device]]
     engine.register()
-    # A call of one branch must stay though its own device needs no result of it: others may read its inputs.
-    # A call that all devices share is dropped on all or on none.
-    options: dict[str, Any] = {"has_side_effect": not shared}
     operands = [jnp.asarray(rank, jnp.int32), *inputs]
     if token is None:
-        return list(jax.ffi.ffi_call(engine.TARGET, results, **options)(*operands, **attributes)), None
+        return list(jax.ffi.ffi_call(engine.TARGET, results)(*operands, **attributes)), None
     operands.insert(1, token)
     results.insert(0, jax.ShapeDtypeStruct(token.shape, token.dtype))
-    call = jax.ffi.ffi_call(engine.TARGET, results, input_output_aliases={1: 0}, **options)
+    call = jax.ffi.ffi_call(engine.TARGET, results, input_output_aliases={1: 0})
     token, *outputs = call(*operands, **attributes)
     return outputs, token

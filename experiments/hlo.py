@@ -1,4 +1,4 @@
-"""Reads compiled HLO text: collectives and their bytes, custom calls, arithmetic and memory traffic.
+"""Reads compiled HLO text: collectives and their bytes, custom calls, matrix products.
 
 Bytes of a collective are bytes *received*, summed over devices, of the algorithm that moves least: with
 ``g`` devices in a group and an operand of ``n`` bytes on each, an all-gather and an all-to-all-like step
@@ -26,13 +26,6 @@ COLLECTIVES = (
 )
 """Opcodes of instructions that communicate, with or without ``-start`` (a ``-done`` moves nothing)."""
 
-_FREE = frozenset(
-    "parameter constant bitcast tuple get-tuple-element partition-id replica-id after-all "
-    "optimization-barrier add-dependency domain".split()
-)
-_CONTROL = frozenset(("while", "conditional", "call"))
-_MOVES_ONLY = frozenset("parameter bitcast copy transpose reshape".split())
-_READS_RESULT_ONLY = frozenset(("dynamic-slice", "slice", "gather"))
 _TYPE_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
@@ -312,134 +305,12 @@ def replica_groups(attributes: str, num_devices: int) -> tuple[int, int]:
 
 def dot_flops(module: Module) -> int:
     """Floating-point operations of all matrix products on one device: two per multiply-add."""
-    return sum(_dot_flops(c, i) * times for c, i, times in module.walk() if i.opcode == "dot")
+    return sum(flops_of_dot(c, i) * times for c, i, times in module.walk() if i.opcode == "dot")
 
 
-def _dot_flops(computation: Computation, dot: Instruction) -> int:
+def flops_of_dot(computation: Computation, dot: Instruction) -> int:
+    """Operations of one ``dot`` instruction."""
     lhs = computation.operand_types(dot)[0]
     contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
     dims = [int(d) for d in contracted.group(1).split(",") if d] if contracted else []
     return 2 * dot.results[0].size * math.prod(lhs.dims[d] for d in dims)
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What one device does in one kernel of the program.
-
-    Attributes:
-      flops: Matrix-product operations, by HLO element type.
-      memory_bytes: Bytes read and written.
-      launches: Kernels it is launched as: one, or its share of one where it packs one operand of several.
-      times: How often it runs.
-    """
-
-    flops: dict[str, int]
-    memory_bytes: int
-    launches: float
-    times: int
-
-
-def steps(module: Module) -> list[Step]:
-    """The kernels of the program: its instructions outside fusions, without those that do no work.
-
-    Custom calls and collectives are left out; of operands that are only sliced, the slice counts. Copies
-    that only change the layout of a matrix product's operand are left out too: XLA's CPU backend
-    makes them, while matrix products on GPUs read operands in any layout. So is arithmetic on single
-    numbers, such as offsets, which a GPU compiler puts into the kernels that use them. The slices that
-    are the operands of an all-to-all, which only the CPU backend takes apart, are one launch together.
-    """
-    return list(_steps(module, module.entry, 1))
-
-
-def _steps(module: Module, name: str, times: int) -> Iterator[Step]:
-    computation = module.computations[name]
-    for instruction in computation.instructions:
-        opcode = instruction.opcode
-        if opcode in _CONTROL:
-            called = [list(_steps(module, c, times * instruction.trip_count)) for c in instruction.called]
-            for branch in called if opcode != "conditional" else [max(called, key=_total_traffic)]:
-                yield from branch
-        elif not _is_relayout_for_dot(module, computation, instruction) and _does_work(
-            computation, instruction
-        ):
-            flops = _flops_within(module, computation, instruction)
-            launches = _launches(computation, instruction)
-            yield Step(flops, _traffic(module, computation, instruction), launches, times)
-
-
-def _total_traffic(kernels: list[Step]) -> int:
-    return sum(step.memory_bytes * step.times for step in kernels)
-
-
-def _does_work(computation: Computation, instruction: Instruction) -> bool:
-    opcode = instruction.opcode
-    if opcode in _FREE or opcode == "custom-call" or _communicates(opcode):
-        return False
-    types = [*instruction.results, *computation.operand_types(instruction)]
-    return any(t.size > 1 for t in types)
-
-
-def _is_relayout_for_dot(module: Module, computation: Computation, instruction: Instruction) -> bool:
-    """Whether an instruction only permutes elements, and only matrix products use the result."""
-    if instruction.opcode == "fusion":
-        fused = module.computations[instruction.called[0]].instructions
-    else:
-        fused = (instruction,)
-    if not all(i.opcode in _MOVES_ONLY for i in fused):
-        return False
-    users = list(computation.users.get(instruction.name, []))
-    for user in users:  # grows while it is walked: a bitcast's users are users too
-        if user.opcode == "bitcast":
-            users.extend(computation.users.get(user.name, []))
-    kernels = [user for user in users if user.opcode != "bitcast"]
-    return bool(kernels) and all(_flops_within(module, computation, user) for user in kernels)
-
-
-def _launches(computation: Computation, instruction: Instruction) -> float:
-    users = computation.users.get(instruction.name, [])
-    if users and all(user.opcode.startswith("all-to-all") for user in users):
-        return 1 / len(users[0].operands)
-    return 1.0
-
-
-def _communicates(opcode: str) -> bool:
-    return opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
-
-
-def _flops_within(module: Module, computation: Computation, instruction: Instruction) -> dict[str, int]:
-    flops: Counter[str] = Counter()
-    if instruction.opcode == "dot":
-        flops[computation.operand_types(instruction)[0].dtype] += _dot_flops(computation, instruction)
-    for called in instruction.called:
-        inner = module.computations[called]
-        for nested in inner.instructions:
-            flops.update(_flops_within(module, inner, nested))
-    return dict(flops)
-
-
-def _traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
-    if instruction.opcode == "fusion":
-        return _fusion_traffic(module.computations[instruction.called[0]])
-    if instruction.opcode in _READS_RESULT_ONLY:
-        return 2 * instruction.result_bytes
-    operands = computation.operand_types(instruction)
-    if instruction.opcode == "dynamic-update-slice":
-        return 2 * operands[1].bytes
-    return instruction.result_bytes + sum(t.bytes for t in operands)
-
-
-def _fusion_traffic(fused: Computation) -> int:
-    updates = [i for i in fused.instructions if i.opcode == "dynamic-update-slice"]
-    in_place = {update.operands[0] for update in updates}
-    total = sum(fused.operand_types(update)[1].bytes for update in updates)
-    for instruction in fused.instructions:
-        if instruction.is_root and not updates:
-            total += instruction.result_bytes
-        if instruction.opcode != "parameter" or instruction.name in in_place:
-            continue
-        users = fused.users.get(instruction.name, [])
-        if users and all(user.opcode in _READS_RESULT_ONLY for user in users):
-            total += sum(user.result_bytes for user in users)
-        else:
-            total += instruction.result_bytes
-    return total

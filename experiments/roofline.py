@@ -6,6 +6,7 @@ import dataclasses
 
 from einsummable_jax.topology import Topology
 from experiments import hlo
+from experiments.hlo_kernels import kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +51,12 @@ def kernel_seconds(module: hlo.Module, topology: Topology) -> float:
     """Time of all kernels: for each the larger of arithmetic and memory traffic, plus a fixed cost."""
     names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
     total = 0.0
-    for step in hlo.steps(module):
-        arithmetic_s = sum(n / topology.flop_rate(names.get(dtype, dtype)) for dtype, n in step.flops.items())
-        memory_s = step.memory_bytes / topology.memory_bandwidth
-        total += step.times * (max(arithmetic_s, memory_s) + step.launches * topology.kernel_s)
+    for kernel in kernels(module):
+        arithmetic_s = sum(
+            n / topology.flop_rate(names.get(dtype, dtype)) for dtype, n in kernel.flops.items()
+        )
+        memory_s = kernel.memory_bytes / topology.memory_bandwidth
+        total += kernel.times * (max(arithmetic_s, memory_s) + kernel.launches * topology.kernel_s)
     return total
 
 

@@ -92,7 +92,7 @@ def _timed(train_step: Any, state: Any, tokens: np.ndarray) -> tuple[Any, float,
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The experiment's figures; times leave out the first step, which plans and compiles."""
+    """The experiment's figures; times leave out the first step, which compiles."""
     timed = rows[1:] or rows
     return {
         "max_relative_loss_difference": max(row["relative_loss_difference"] for row in rows),
@@ -100,7 +100,6 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
         "last_loss_nats": rows[-1]["loss_nats"],
         "median_step_ms": statistics.median(row["step_ms"] for row in timed),
         "median_single_device_step_ms": statistics.median(row["single_device_step_ms"] for row in timed),
-        "first_step_s": rows[0]["step_ms"] / 1e3,
     }
 
 

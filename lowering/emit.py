@@ -70,7 +70,19 @@ class _Emitter:
         self.buffers.update(zip(self.program.inputs, inputs, strict=True))
         for step in self.program.steps:
             _EMIT[type(step)](self, step)
-        return [self.buffers[buffer] for buffer in self.program.outputs]
+        return self._keep_exchanges([self.buffers[buffer] for buffer in self.program.outputs])
+
+    def _keep_exchanges(self, outputs: list[Any]) -> list[Any]:
+        """Tie the last token to an output.
+
+        A call of one branch must stay though its own device needs no result of it: others read its
+        inputs. (A call that all devices share is dropped on all or on none, and a side effect would cost
+        JAX's fast dispatch.) The token is always zero, which XLA cannot know.
+        """
+        if self.token is not None and outputs:
+            smallest = min(range(len(outputs)), key=lambda i: outputs[i].size)
+            outputs[smallest] = _zero_unless(self.token[0] == 0, outputs[smallest])
+        return outputs
 
     def offset(self, value: Offset) -> Any:
         """An int, or the entry of this rank in a table."""
@@ -132,6 +144,14 @@ class _Emitter:
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
             self.buffers[buffer] = output.astype(self.dtypes[step.exchange])
+
+
+def _zero_unless(condition: Any, value: Any) -> Any:
+    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return lax.select(condition, value, jnp.zeros_like(value))
+    data = jax.random.key_data(value)
+    data = lax.select(condition, data, jnp.zeros_like(data))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {

@@ -16,6 +16,7 @@ from einsummable_jax.topology import machine
 from experiments import hlo, roofline
 from experiments.baselines import BASELINES, DoesNotApply, build
 from experiments.common import geometric_mean
+from experiments.hlo_kernels import kernels
 from experiments.models import llama
 from experiments.train_llama import batches
 from experiments.workloads import Workload, argument_shapes, block_function, make_arguments
@@ -142,9 +143,11 @@ def test_dot_flops_and_traffic():
     shapes = jax.ShapeDtypeStruct((3, 64, 128), jnp.float32), jax.ShapeDtypeStruct((3, 128, 32), jnp.float32)
     module = hlo.parse(jax.jit(matmul).lower(*shapes).compile().as_text() or "")
     assert hlo.dot_flops(module) == 2 * 3 * 64 * 128 * 32
-    assert sum(sum(step.flops.values()) * step.times for step in hlo.steps(module)) == hlo.dot_flops(module)
+    assert sum(sum(k.flops.values()) * k.times for k in kernels(module)) == hlo.dot_flops(module)
     operands, result = 4 * 3 * (64 * 128 + 128 * 32), 4 * 3 * 64 * 32
-    assert operands + result <= sum(step.memory_bytes for step in hlo.steps(module)) <= operands + 5 * result
+    assert (
+        operands + result <= sum(kernel.memory_bytes for kernel in kernels(module)) <= operands + 5 * result
+    )
 
 
 def test_reading_a_slice_costs_the_slice():
@@ -153,7 +156,7 @@ def test_reading_a_slice_costs_the_slice():
 
     shapes = jax.ShapeDtypeStruct((1 << 20,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     module = hlo.parse(jax.jit(pick).lower(*shapes).compile().as_text() or "")
-    assert sum(step.memory_bytes for step in hlo.steps(module)) < 1000
+    assert sum(kernel.memory_bytes for kernel in kernels(module)) < 1000
 
 
 def test_modelled_time_adds_kernels_and_the_cheaper_all_reduce():

@@ -92,6 +92,10 @@ Slice ReadSlice(Reader& reader, const Program& program, const Move& move, bool d
   slice.space = static_cast<Space>(reader.Next("slice space", destination ? 1 : 0, kNumSpaces - 1));
   const auto& sizes = program.sizes[slice.device][static_cast<int>(slice.space)];
   slice.buffer = static_cast<int32_t>(reader.Next("slice buffer", 0, static_cast<int64_t>(sizes.size()) - 1));
+  slice.slot = slice.buffer;
+  if (slice.space == Space::kOutput) {
+    slice.slot += static_cast<int32_t>(program.sizes[slice.device][static_cast<int>(Space::kInput)].size());
+  }
   slice.offset = reader.Next("slice offset", 0, kMaxElements);
   slice.strides = reader.Numbers("slice stride", move.rank, 1, kMaxElements);
   __int128 last = slice.offset;

@@ -48,6 +48,7 @@ struct Slice {
   int32_t device;
   Space space;
   int32_t buffer;
+  int32_t slot;  // of an input or output among the inputs, then outputs, of its device
   int64_t offset;
   const int64_t* strides;
 };

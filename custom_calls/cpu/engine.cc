@@ -95,7 +95,9 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
   }
   const int64_t number = occurrences.next_of_rank[rank]++;
   try {
-    while (number >= occurrences.first + static_cast<int64_t>(occurrences.open.size())) Open(key, occurrences, exchange);
+    while (number >= occurrences.first + static_cast<int64_t>(occurrences.open.size())) {
+      Open(key, occurrences, exchange);
+    }
   } catch (const std::bad_alloc&) {
     failure = {Failure::Kind::kInvalid, exchange->Title() + ": no memory for " +
                                             std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch"};

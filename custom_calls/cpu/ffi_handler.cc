@@ -47,9 +47,9 @@ std::optional<std::string> Mismatch(const char* kind, size_t index, const ffi::A
   const auto count = static_cast<int64_t>(buffer.element_count());
   const auto dtype = static_cast<int64_t>(buffer.element_type());
   if (count == size && dtype == static_cast<int64_t>(program.dtype)) return std::nullopt;
-  return std::string(kind) + " " + std::to_string(index) + " has " + std::to_string(count) + " elements of dtype code " +
-         std::to_string(dtype) + ", the program wants " + std::to_string(size) + " of dtype code " +
-         std::to_string(static_cast<int64_t>(program.dtype));
+  return std::string(kind) + " " + std::to_string(index) + " has " + std::to_string(count) +
+         " elements of dtype code " + std::to_string(dtype) + ", the program wants " + std::to_string(size) +
+         " of dtype code " + std::to_string(static_cast<int64_t>(program.dtype));
 }
 
 struct CallFrame {

@@ -309,9 +309,10 @@ class RowWalk {
 };
 
 constexpr int64_t kMaxStackSources = 256;
-constexpr int64_t kOne = 1;
 
-int64_t InnerStride(const Move& move, const Slice& slice) { return move.rank == 0 ? kOne : slice.strides[move.rank - 1]; }
+int64_t InnerStride(const Move& move, const Slice& slice) {
+  return move.rank == 0 ? 1 : slice.strides[move.rank - 1];
+}
 
 void RunRows(const BoundMove& bound, int64_t begin, int64_t end, bool stream, const char** sources,
              int64_t* source_strides) {

@@ -113,14 +113,9 @@ void Rendezvous::BeginRound(size_t number) {
 }
 
 char* Rendezvous::AddressOf(const Slice& slice) const {
-  const Program& program = *exchange_->program;
-  const int64_t offset_bytes = slice.offset * program.item_size;
-  if (slice.space == Space::kScratch) {
-    return scratch_.first + exchange_->schedule.scratch_offsets[slice.device][slice.buffer] + offset_bytes;
-  }
-  const auto& inputs = program.sizes[slice.device][static_cast<int>(Space::kInput)];
-  const size_t index = slice.space == Space::kInput ? slice.buffer : inputs.size() + slice.buffer;
-  return calls_[slice.device]->buffers[index] + offset_bytes;
+  const int64_t offset_bytes = slice.offset * exchange_->program->item_size;
+  if (slice.space != Space::kScratch) return calls_[slice.device]->buffers[slice.slot] + offset_bytes;
+  return scratch_.first + exchange_->schedule.scratch_offsets[slice.device][slice.buffer] + offset_bytes;
 }
 
 void Rendezvous::RunPart(const Part& part) {
