@@ -9,7 +9,9 @@ import pytest
 from random_plans import random_plan
 
 from einsummable_jax.graph import build_graph
+from einsummable_jax.layout import MeshLayout
 from einsummable_jax.lowering import Lowerable
+from einsummable_jax.search import Decomposition, assemble
 from einsummable_jax.topology import machine
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import with_exchanges
@@ -77,3 +79,14 @@ def test_random_plans_equal_one_device(case, num_devices):
         assert not COLLECTIVE.search(text)
         for left, right in zip(found, expected, strict=True):
             np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-5, err_msg=f"{case} seed {seed}")
+
+
+def test_a_device_without_kernel_calls():
+    graph = build_graph(jax.make_jaxpr(jnp.sin)(normal(4, 6)))
+    whole = graph.operations[0].spec.space
+    layout = MeshLayout(2, ((0,), ()))
+    plan = assemble(graph, [Decomposition(((), (whole,)))], [MeshLayout(2, ((), ()))], [layout])
+    plan, programs = with_exchanges(plan, machine("dgx_a100", 2))
+    executable = Executable(Lowerable(plan, programs, tuple(jax.devices()[:2])))
+    (found,) = executable.place_and_run([normal(4, 6)])
+    np.testing.assert_allclose(found, np.sin(normal(4, 6)), rtol=1e-6)
