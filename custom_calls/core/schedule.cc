@@ -33,6 +33,28 @@ void AddParts(const Program& program, int32_t number, int64_t part_bytes, Round&
   round.traffic_bytes += static_cast<double>(move.elements) * static_cast<double>(traffic);
 }
 
+bool IsContiguous(const Move& move, const Slice& slice) {
+  return move.rank == 0 || (move.rank == 1 && slice.strides[0] == 1);
+}
+
+// Lists the parts as plain copies if all of them are.
+void AddCopies(const Program& program, Round& round) {
+  for (const Part& part : round.parts) {
+    const Move& move = program.moves[part.move];
+    const Slice& source = move.sources.front();
+    const Slice& destination = move.destination;
+    if (move.sources.size() != 1 || source.space == Space::kScratch || destination.space == Space::kScratch ||
+        !IsContiguous(move, source) || !IsContiguous(move, destination)) {
+      round.copies.clear();
+      return;
+    }
+    round.copies.push_back({source.device, source.slot, destination.device, destination.slot,
+                            (source.offset + part.begin) * program.item_size,
+                            (destination.offset + part.begin) * program.item_size,
+                            (part.end - part.begin) * program.item_size});
+  }
+}
+
 void AddRounds(const Program& program, int64_t part_bytes, Schedule& schedule) {
   int32_t round = -1;
   for (size_t i = 0; i < program.moves.size(); ++i) {
@@ -44,6 +66,7 @@ void AddRounds(const Program& program, int64_t part_bytes, Schedule& schedule) {
     std::stable_sort(made.parts.begin(), made.parts.end(), [&](const Part& a, const Part& b) {
       return ReadPosition(program, a) < ReadPosition(program, b);
     });
+    AddCopies(program, made);
     schedule.traffic_bytes += made.traffic_bytes;
   }
 }

@@ -14,8 +14,16 @@ struct Part {
   int64_t begin, end;
 };
 
+// A move from one contiguous piece of an input or output to another, ready to be run: all of it in one place, as small
+// exchanges take about as long to look up as to copy.
+struct PlainCopy {
+  int32_t source_device, source_slot, destination_device, destination_slot;
+  int64_t source_byte, destination_byte, bytes;
+};
+
 struct Round {
   std::vector<Part> parts;  // that read the same memory are neighbours
+  std::vector<PlainCopy> copies;  // the same as `parts` if all of them are plain copies, else empty
   double traffic_bytes = 0;  // read and written in all; a double, since nothing bounds the number of moves
 };
 

@@ -1,6 +1,7 @@
 #include "cpu/rendezvous.h"
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 
 #include "cpu/float_mode.h"
@@ -98,7 +99,14 @@ void Rendezvous::RunInline() {
   {
     const FloatMode mode(Denormals::kKeep);
     for (const Round& round : exchange_->schedule.rounds) {
-      for (const Part& part : round.parts) RunPart(part);
+      if (round.copies.empty()) {
+        for (const Part& part : round.parts) RunPart(part);
+      }
+      for (const PlainCopy& copy : round.copies) {
+        std::memcpy(calls_[copy.destination_device]->buffers[copy.destination_slot] + copy.destination_byte,
+                    calls_[copy.source_device]->buffers[copy.source_slot] + copy.source_byte,
+                    static_cast<size_t>(copy.bytes));
+      }
     }
   }
   EndAll();

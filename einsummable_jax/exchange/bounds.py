@@ -56,7 +56,7 @@ def lower_bound_s(demand: Demand, index: TileIndex, topology: Topology) -> float
     On a machine whose devices share one memory: every output written, everything it is made of read.
     """
     if topology.shared:
-        return _shared_bytes(demand, index) / topology.memory_bandwidth
+        return _shared_bytes(demand, index) / (topology.egress + topology.ingress)
     received = max(ingress_bound(demand, index), default=0)
     average = total_bound(demand, index) / topology.num_devices
     sent = max(egress_bound(demand, index), default=0)

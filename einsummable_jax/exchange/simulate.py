@@ -2,7 +2,7 @@
 
 Each round takes the machine's latency, then as long as its busiest resource: what a device sends in all, what
 it receives in all, a link, a cut, a memory. On a machine whose devices share one memory the round takes the
-latency, then all reads and writes of all devices over that memory's bandwidth.
+latency, then all reads and writes of all devices over what it can send and receive in all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def round_traffic(moves: Iterable[Move], itemsize: int, num_devices: int) -> Rou
 def round_seconds(traffic: RoundTraffic, topology: Topology) -> float:
     """Modelled seconds of one round."""
     if topology.shared:
-        return topology.latency_s + sum(traffic.touched) / topology.memory_bandwidth
+        return topology.latency_s + sum(traffic.touched) / (topology.egress + topology.ingress)
     busiest_s = max(traffic.touched) / topology.memory_bandwidth
     if not traffic.sent:
         return topology.kernel_s + busiest_s

@@ -129,7 +129,7 @@ def _traffic_seconds(
       topology: The machine.
     """
     if topology.shared:
-        return touched.sum(axis=0) * (itemsize / topology.memory_bandwidth)
+        return touched.sum(axis=0) * (itemsize / (topology.egress + topology.ingress))
     memory = touched.max(axis=0) / topology.memory_bandwidth
     if topology.links or topology.cuts:
         network = _busiest_link(missing, held, needed, topology)

@@ -15,6 +15,8 @@ from einsummable_jax.topology import Topology
 
 FREE = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
+REPACKED = 2
+"""XLA's CPU matrix product first copies its right operand into another order."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice"})
 """Operations that read no more of their first operand than they write."""
 
@@ -66,6 +68,8 @@ class KernelCost:
                     volume = self._volume(mapped, candidates)
                     if position == 0 and op.primitive in SPARSE_READS:
                         volume = np.minimum(volume, self._volume(results[0], candidates))
+                    if position == 1 and op.primitive == "dot_general" and self.topology.shared:
+                        volume = REPACKED * volume
                     found[tensor, mapped] = volume, tensors[tensor].dtype.itemsize
             for tensor, mapped in zip(op.results, results, strict=True):
                 if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:

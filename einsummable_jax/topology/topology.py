@@ -43,7 +43,8 @@ class Topology:
       links: Directed pair bandwidth, bytes/s, where a pair has less than the ports allow; empty for a
         switch that joins any pair at port speed.
       shared: Whether the "devices" share cores and memory bandwidth (CPU devices of one process). Rates are
-        then those of the whole machine, and work adds up over devices instead of overlapping.
+        then those of the whole machine, and work adds up over devices instead of overlapping; an exchange
+        reads and writes at the sum of ``egress`` and ``ingress``.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
             lax.dot_general(
                 x,
                 y,
-                context.params["dimension_numbers"],
+                (_contracted_in_order(x.shape, y.shape, lhs_contract, rhs_contract), (lhs_batch, rhs_batch)),
                 precision=context.params["precision"],
                 preferred_element_type=context.params["preferred_element_type"],
             )
@@ -57,6 +58,19 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
         # A multiplication and an addition per point of the iteration space.
         flops=2.0 * result.size * float(np.prod(contracted, dtype=float)),
     )
+
+
+def _contracted_in_order(
+    x: tuple[int, ...], y: tuple[int, ...], x_dims: tuple[int, ...], y_dims: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The contracted pairs in the order of the larger operand's dimensions.
+
+    XLA flattens them in the order given and transposes an operand that has them in another: often a whole
+    weight, where the activation would be less to move.
+    """
+    larger = 0 if math.prod(x) > math.prod(y) else 1
+    pairs = sorted(zip(x_dims, y_dims, strict=True), key=lambda pair: pair[larger])
+    return tuple(d for d, _ in pairs), tuple(d for _, d in pairs)
 
 
 def _positions(ndim: int, families: list[tuple[Any, int]]) -> list[int]:
