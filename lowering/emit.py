@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,28 +34,34 @@ def new_exchange_ids(count: int) -> tuple[int, ...]:
     return tuple(next(_exchange_ids) for _ in range(count))
 
 
+@dataclasses.dataclass(frozen=True)
+class Exchanges:
+    """The plan's exchanges as one emission uses them; all fields are in the order of `Plan.exchanges`.
+
+    Attributes:
+      programs: What the devices do together.
+      names: What an error calls each: its operation and source line.
+      dtypes: The dtype of the tensor that each moves; its program's own where whole bytes hold it.
+      ids: The exchange ids.
+    """
+
+    programs: Sequence[ExchangeProgram]
+    names: Sequence[str]
+    dtypes: Sequence[Any]
+    ids: Sequence[int]
+
+
 class _Emitter:
     """Runs the steps of one program on tracers."""
 
-    def __init__(
-        self,
-        program: ShardProgram,
-        graph: Graph,
-        exchanges: Sequence[ExchangeProgram],
-        names: Sequence[str],
-        dtypes: Sequence[Any],
-        ids: Sequence[int],
-        rank: jax.Array,
-    ) -> None:
+    def __init__(self, program: ShardProgram, graph: Graph, exchanges: Exchanges, rank: Any) -> None:
         self.program = program
         self.graph = graph
         self.exchanges = exchanges
-        self.names = names
-        self.dtypes = dtypes
-        self.ids = ids
         self.rank = rank
-        self.num_devices = exchanges[0].num_devices if exchanges else max(program.devices) + 1
-        self.shared = len(program.devices) == self.num_devices or not exchanges
+        programs = exchanges.programs
+        self.num_devices = programs[0].num_devices if programs else max(program.devices) + 1
+        self.shared = len(program.devices) == self.num_devices or not programs
         self.buffers: dict[int, Any] = {}
         self._offsets: dict[Offset, Any] = {}
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
@@ -130,20 +137,20 @@ class _Emitter:
             self.buffers[buffer] = value
 
     def exchange(self, step: ExchangeStep) -> None:
-        program = self.exchanges[step.exchange]
+        program = self.exchanges.programs[step.exchange]
         tiles = [self.buffers[buffer] for buffer in step.inputs]
         outputs, self.token = exchange_call(
             program,
             [tile.astype(program.dtype) for tile in tiles],
             self.rank,
             device=self.program.devices[0],
-            exchange_id=self.ids[step.exchange],
-            name=self.names[step.exchange],
+            exchange_id=self.exchanges.ids[step.exchange],
+            name=self.exchanges.names[step.exchange],
             shared=self.shared,
             token=self.token,
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
-            self.buffers[buffer] = output.astype(self.dtypes[step.exchange])
+            self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
 
 
 def _zero_unless(condition: Any, value: Any) -> Any:
@@ -163,28 +170,18 @@ _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
 
 
 def emit(
-    program: ShardProgram,
-    graph: Graph,
-    exchanges: Sequence[ExchangeProgram],
-    names: Sequence[str],
-    dtypes: Sequence[Any],
-    ids: Sequence[int],
-    rank: jax.Array,
-    inputs: Sequence[Any],
+    program: ShardProgram, graph: Graph, exchanges: Exchanges, rank: Any, inputs: Sequence[Any]
 ) -> list[Any]:
     """Trace one shard program.
 
     Args:
       program: The steps; the calling device is one of ``program.devices``.
       graph: The graph it runs.
-      exchanges: The exchange program of every planned exchange.
-      names: What an error calls each exchange: its operation and source line.
-      dtypes: The dtype of the tensor that each moves; its program's own where whole bytes hold it.
-      ids: The exchange id of each.
+      exchanges: The exchanges of the plan.
       rank: This device's rank, an int32 scalar.
       inputs: This device's shard of every function input.
 
     Returns:
       This device's shard of every function output.
     """
-    return _Emitter(program, graph, exchanges, names, dtypes, ids, rank).run(inputs)
+    return _Emitter(program, graph, exchanges, rank).run(inputs)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.layout import MeshLayout, axis_names, axis_sizes
-from einsummable_jax.lowering.emit import emit, new_exchange_ids
+from einsummable_jax.lowering.emit import Exchanges, emit, new_exchange_ids
 from einsummable_jax.lowering.resolve import resolve, resolve_all
 from einsummable_jax.lowering.shard_program import ShardProgram
 from einsummable_jax.search import Plan
@@ -103,9 +103,9 @@ class Lowerable:
         mesh = refined_mesh(self.devices)
 
         def shard_program(*inputs: Any) -> list[Any]:
-            ids = new_exchange_ids(len(self.exchanges))
+            exchanges = self._numbered_exchanges()
             rank = lax.axis_index(mesh.axis_names)
-            branches = [self._branch(program, ids, rank) for program in self.programs]
+            branches = [self._branch(program, exchanges, rank) for program in self.programs]
             if len(branches) == 1:
                 return branches[0](*inputs)
             group = np.zeros(len(self.devices), np.int32)
@@ -122,23 +122,26 @@ class Lowerable:
             check_vma=False,
         )
 
-    def _branch(self, program: ShardProgram, ids: Sequence[int], rank: Any) -> Callable[..., list[Any]]:
+    def _numbered_exchanges(self) -> Exchanges:
+        """The exchanges with ids that nothing else in this process has."""
+        graph = self.plan.graph
+        dtypes = [graph.tensors[exchange.tensor].dtype for exchange in self.plan.exchanges]
+        return Exchanges(self.exchanges, self.exchange_names, dtypes, new_exchange_ids(len(dtypes)))
+
+    def _branch(self, program: ShardProgram, exchanges: Exchanges, rank: Any) -> Callable[..., list[Any]]:
         def branch(*inputs: Any) -> list[Any]:
-            graph = self.plan.graph
-            dtypes = [graph.tensors[exchange.tensor].dtype for exchange in self.plan.exchanges]
-            return emit(program, graph, self.exchanges, self.exchange_names, dtypes, ids, rank, inputs)
+            return emit(program, self.plan.graph, exchanges, rank, inputs)
 
         return branch
 
     def device_program(self, device: int) -> DeviceProgram:
         """Device ``device``'s program on its own."""
         program = resolve(self.plan, self.exchanges, (device,))
-        graph, ids = self.plan.graph, new_exchange_ids(len(self.exchanges))
-        shards = []
+        graph, shards = self.plan.graph, []
         for tensor, layout in zip(graph.inputs, self.plan.inputs, strict=True):
             value = graph.tensors[tensor]
             shards.append(jax.ShapeDtypeStruct(layout.device_boxes(value.shape)[device].shape, value.dtype))
-        branch = self._branch(program, ids, np.int32(device))
+        branch = self._branch(program, self._numbered_exchanges(), np.int32(device))
         names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
         return DeviceProgram(device, program, names, jax.make_jaxpr(branch)(*shards))
 

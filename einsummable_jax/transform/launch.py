@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from einsummable_jax.lowering import Lowerable, refined_mesh
+from einsummable_jax.transform.progress import step
 
 _MAX_IN_FLIGHT = 4
 """Launches not yet finished, over all distributed functions of the process.
@@ -53,6 +54,7 @@ class Executable:
         self.lowerable = lowerable
         self.in_shardings = lowerable.in_shardings
         self.donated = donated
+        self._compiled = False
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -78,7 +80,12 @@ class Executable:
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Launch with arguments already in place."""
-        return launch(self.jitted, args)
+        if self._compiled:
+            return launch(self.jitted, args)
+        with step(f"compiling for {len(self.lowerable.devices)} devices"):
+            results = launch(self.jitted, args)
+        self._compiled = True
+        return results
 
     def place_and_run(self, args: Sequence[Any]) -> list[Any]:
         """Move arguments where the plan wants them, then launch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,7 @@ from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Plan, search
 from einsummable_jax.topology import Topology
-
-logger = logging.getLogger("einsummable_jax")
+from einsummable_jax.transform.progress import step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +66,14 @@ def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any 
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state)
-    plan = search(graph, options.topology, options.objective)
+    with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
+        plan = search(graph, options.topology, options.objective)
     searched = time.perf_counter()
-    plan, programs = with_exchanges(plan, options.topology)
-    ended = time.perf_counter()
+    with step(f"synthesising {len(plan.exchanges)} exchanges"):
+        plan, programs = with_exchanges(plan, options.topology)
     statistics = {
         **plan.statistics,
         "graph_and_search_s": searched - began,
-        "synthesis_s": ended - searched,
+        "synthesis_s": time.perf_counter() - searched,
     }
-    if ended - began > 1:
-        logger.info(
-            "planned %d operations, %d exchanges in %.1f s",
-            len(graph.operations),
-            len(plan.exchanges),
-            ended - began,
-        )
     return Lowerable(dataclasses.replace(plan, statistics=statistics), programs, options.devices)

@@ -14,6 +14,7 @@ from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
 from einsummable_jax.transform.arguments import Call
 from einsummable_jax.transform.launch import Executable, launch, place
+from einsummable_jax.transform.progress import step
 
 
 class _DevicePrograms(Sequence[DeviceProgram]):
@@ -133,7 +134,8 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Compile for the plan's devices."""
-        return Compiled(self.traced, self.jax_lowered.compile())
+        with step(f"compiling {self.traced.program.name}"):
+            return Compiled(self.traced, self.jax_lowered.compile())
 
 
 @dataclasses.dataclass(frozen=True)
