@@ -18,6 +18,7 @@ from einsummable_jax.search.assemble import check_cover
 from einsummable_jax.search.candidates import mesh_candidates
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.groups import make_groups
+from einsummable_jax.search.kernel_cost import REPACKED
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.oracle import minimise_by_milp
 from einsummable_jax.search.report import format_plan, plan_rows
@@ -240,7 +241,7 @@ def test_work_is_not_repeated_where_devices_share_cores():
     plan = search(graph, host(8))
     topology, one_device = host(8), 4 * 64 * 1024 * 4096 / 1e11
     weights_s = 4 * 2 * 1024 * 4096 / topology.memory_bandwidth
-    assert sum(plan.kernel_seconds) < one_device + 1.6 * weights_s
+    assert sum(plan.kernel_seconds) < one_device + 1.6 * REPACKED * weights_s
 
 
 def test_an_all_gather_that_serves_two_uses_is_paid_once():

@@ -592,7 +592,8 @@ def _harnesses() -> list[Any]:
     """JAX's cases of the primitives that have a rule: some of each, or all of them if asked for."""
     ruled = {name.replace("-", "_") for name, _ in coverage_table()} - SLOW_TO_COMPILE
     groups: dict[str, list[Any]] = {}
-    for harness in test_harnesses.all_harnesses:
+    # JAX lists some dtypes in the order of a set, which differs from process to process.
+    for harness in sorted(test_harnesses.all_harnesses, key=lambda h: h.fullname):
         if harness.group_name in ruled and not harness.jax_unimplemented:
             groups.setdefault(harness.group_name, []).append(harness)
     if ALL_HARNESSES:

@@ -105,7 +105,7 @@ def _kernel(context: OpContext, windows: Windows, reductions: list[int]) -> Any:
         out = jnp.where(spread(held, windows), points, jnp.zeros((), dtype))
         if fills:
             # A window out of bounds is filled once: by the call that holds the first point of each reduction.
-            outside = jnp.asarray(params["fill_value"]).astype(dtype)
+            outside = jnp.asarray(params["fill_value"], dtype)
             is_first = jnp.stack([jnp.int32(call.starts[label]) == 0 for label in reductions]).all()
             outside = jnp.where(is_first, outside, jnp.zeros((), dtype))
             out = jnp.where(spread(in_bounds(indices, windows.last_starts()), windows), out, outside)
