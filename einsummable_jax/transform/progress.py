@@ -8,26 +8,27 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 logger = logging.getLogger("einsummable_jax")
 
 _PATIENCE_S = 1.0
 
 
-def _show(what: str, done: threading.Event) -> None:
+def _show(what: str, terminal: TextIO, done: threading.Event) -> None:
     """Keep one line of the terminal up to date until ``done``."""
     began = time.perf_counter()
     while not done.wait(_PATIENCE_S):
-        sys.stderr.write(f"\r{what} ... {time.perf_counter() - began:.0f} s")
-        sys.stderr.flush()
+        terminal.write(f"\r{what} ... {time.perf_counter() - began:.0f} s")
+        terminal.flush()
 
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
     """Report the enclosed work as ``what`` if it takes more than a second."""
-    began, done, watcher = time.perf_counter(), threading.Event(), None
-    if sys.stderr is not None and sys.stderr.isatty():
-        watcher = threading.Thread(target=_show, args=(what, done), daemon=True)
+    began, done, watcher, terminal = time.perf_counter(), threading.Event(), None, sys.stderr
+    if terminal is not None and terminal.isatty():
+        watcher = threading.Thread(target=_show, args=(what, terminal, done), daemon=True)
         watcher.start()
     try:
         yield
@@ -38,5 +39,5 @@ def step(what: str) -> Iterator[None]:
         elapsed_s = time.perf_counter() - began
         if elapsed_s > _PATIENCE_S:
             if watcher is not None:
-                sys.stderr.write(f"\r{what}: {elapsed_s:.1f} s\n")
+                terminal.write(f"\r{what}: {elapsed_s:.1f} s\n")
             logger.info("%s: %.1f s", what, elapsed_s)
