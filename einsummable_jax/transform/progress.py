@@ -38,6 +38,6 @@ def step(what: str) -> Iterator[None]:
             watcher.join()
         elapsed_s = time.perf_counter() - began
         if elapsed_s > _PATIENCE_S:
-            if watcher is not None:
+            if watcher is not None and terminal is not None:
                 terminal.write(f"\r{what}: {elapsed_s:.1f} s\n")
             logger.info("%s: %.1f s", what, elapsed_s)
