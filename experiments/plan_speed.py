@@ -8,13 +8,13 @@ Nothing is compiled or run. The summary holds ``block_value_and_grad_s`` (at mos
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import app
 
@@ -29,8 +29,9 @@ def block_value_and_grad() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     workload = WORKLOADS["4x128"]
     block = block_function(MEASURED_CONFIG, workload)
 
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.mean(jnp.square(block(params, x)))
+    def loss(params: Any, x: tuple[jax.Array]) -> jax.Array:
+        (y,) = block(params, x)
+        return jnp.mean(jnp.square(y))
 
     return jax.value_and_grad(loss), argument_shapes(MEASURED_CONFIG, workload)
 
@@ -38,7 +39,7 @@ def block_value_and_grad() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def train_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The 4-layer train step with adamw, with its argument shapes."""
     config, optimizer = llama.LlamaConfig(), optax.adamw(1e-3)
-    params = jax.eval_shape(functools.partial(llama.init, config=config), jax.random.key(0))
+    params = llama.init(np.random.default_rng(0), config)
     state = jax.eval_shape(optimizer.init, params)
     tokens = jax.ShapeDtypeStruct((8, 129), jnp.int32)
     return llama.make_train_step(config, optimizer), (params, state, tokens)
