@@ -23,7 +23,7 @@ from einsummable_jax.topology.topology import Topology
 _log = logging.getLogger(__name__)
 
 _EXCHANGE_LATENCY_S = 100e-6
-"""One round of an exchange between the devices of a process: all of them must arrive. Fitted, not measured."""
+"""One round of an exchange between devices of a process: all of them must arrive. Fitted, not measured."""
 _KERNEL_S = 5e-6
 """Fixed cost of one XLA kernel on the CPU."""
 _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
