@@ -13,3 +13,5 @@ from einsummable_jax.layout.monoid import Monoid as Monoid
 from einsummable_jax.layout.relation import Demand as Demand
 from einsummable_jax.layout.relation import Relation as Relation
 from einsummable_jax.layout.relation import Tile as Tile
+from einsummable_jax.layout.tiled_layout import Layout as Layout
+from einsummable_jax.layout.tiled_layout import TiledLayout as TiledLayout

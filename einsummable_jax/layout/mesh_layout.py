@@ -71,6 +71,10 @@ class MeshLayout:
             boxes.append(Box(tuple(bounds)))
         return tuple(boxes)
 
+    def device_tiles(self, shape: Sequence[int]) -> tuple[tuple[Box, ...], ...]:
+        """The boxes of a tensor of ``shape`` on each device: one, or none where the box is empty."""
+        return tuple(() if box.is_empty else (box,) for box in self.device_boxes(shape))
+
     def relation(self, shape: Sequence[int], dtype: Any) -> Relation:
         """The tensor relation of a tensor of ``shape`` in this layout."""
         if not self.holds(shape):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation, Role
-from einsummable_jax.layout import Box, Demand, MeshLayout, Monoid, Relation
+from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
 from einsummable_jax.search.plan import Decomposition, Fetch, Plan, PlannedExchange
 
 Needs = tuple[tuple[Box, ...], ...]
@@ -165,8 +165,8 @@ class _Assembler:
 def assemble(
     graph: Graph,
     decompositions: Sequence[Decomposition],
-    inputs: Sequence[MeshLayout],
-    outputs: Sequence[MeshLayout],
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
     *,
     objective: str = "time",
     cost: float = 0.0,
@@ -202,8 +202,7 @@ def assemble(
         work.produce(operation, decomposition)
     output_fetches = []
     for tensor, layout in zip(graph.outputs, outputs, strict=True):
-        boxes = layout.device_boxes(graph.tensors[tensor].shape)
-        needs = tuple((box,) if not box.is_empty else () for box in boxes)
+        needs = layout.device_tiles(graph.tensors[tensor].shape)
         output_fetches.append(work.fetch(tensor, needs, None))
     return Plan(
         graph=graph,

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from einsummable_jax.graph import Graph
-from einsummable_jax.layout import Box, Demand, MeshLayout, Relation
+from einsummable_jax.layout import Box, Demand, Layout, Relation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Plan:
     graph: Graph
     num_devices: int
     decompositions: tuple[Decomposition, ...]
-    inputs: tuple[MeshLayout, ...]
-    outputs: tuple[MeshLayout, ...]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
     fetches: tuple[tuple[Fetch, ...], ...]
     output_fetches: tuple[Fetch, ...]
     exchanges: tuple[PlannedExchange, ...]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from einsummable_jax.graph import Graph
-from einsummable_jax.layout import Box, MeshLayout
+from einsummable_jax.layout import Box, Layout, MeshLayout, TiledLayout
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.plan import Decomposition, Plan
 
-FORMAT = 1
+FORMAT = 2
 
 
 def to_json(plan: Plan) -> str:
@@ -31,8 +31,8 @@ def to_json(plan: Plan) -> str:
                 for d in distinct.values()
             ],
             "operations": [position[id(d)] for d in plan.decompositions],
-            "inputs": [layout.axes for layout in plan.inputs],
-            "outputs": [layout.axes for layout in plan.outputs],
+            "inputs": [_layout_data(layout) for layout in plan.inputs],
+            "outputs": [_layout_data(layout) for layout in plan.outputs],
             "exchanges": [[e.seconds, e.bytes_received] for e in plan.exchanges],
             "cost": plan.cost,
             "lower_bound": plan.lower_bound,
@@ -61,8 +61,8 @@ def from_json(text: str, graph: Graph) -> Plan:
     plan = assemble(
         graph,
         [distinct[number] for number in data["operations"]],
-        [_layout(num_devices, axes) for axes in data["inputs"]],
-        [_layout(num_devices, axes) for axes in data["outputs"]],
+        [_layout(num_devices, layout) for layout in data["inputs"]],
+        [_layout(num_devices, layout) for layout in data["outputs"]],
         objective=data["objective"],
         cost=data["cost"],
         lower_bound=data["lower_bound"],
@@ -113,5 +113,13 @@ def _box(bounds: Any) -> Box:
     return Box(tuple((start, stop) for start, stop in bounds))
 
 
-def _layout(num_devices: int, axes: Any) -> MeshLayout:
-    return MeshLayout(num_devices, tuple(tuple(dim) for dim in axes))
+def _layout_data(layout: Layout) -> dict[str, Any]:
+    if isinstance(layout, MeshLayout):
+        return {"axes": layout.axes}
+    return {"tiles": [[box.bounds for box in boxes] for boxes in layout.tiles]}
+
+
+def _layout(num_devices: int, data: dict[str, Any]) -> Layout:
+    if "axes" in data:
+        return MeshLayout(num_devices, tuple(tuple(dim) for dim in data["axes"]))
+    return TiledLayout(tuple(tuple(_box(bounds) for bounds in boxes) for boxes in data["tiles"]))
