@@ -10,6 +10,7 @@ import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
+from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.energy import EnergyBuilder
@@ -70,6 +71,7 @@ class Model:
       graph: What is planned.
       topology: The machine.
       objective: ``"time"`` or ``"bytes"``.
+      boundary: What the layouts of inputs and results may be.
 
     Attributes:
       energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
@@ -78,10 +80,13 @@ class Model:
       output_variables: The variable of each function output: that of the input it comes back as, if any.
     """
 
-    def __init__(self, graph: Graph, topology: Topology, objective: str) -> None:
+    def __init__(
+        self, graph: Graph, topology: Topology, objective: str, boundary: Boundary | None = None
+    ) -> None:
         self.graph = graph
         self.topology = topology
         self.objective = objective
+        self._boundary = boundary or Boundary.chosen(graph)
         self.builder = EnergyBuilder()
         self._kernel_cost = KernelCost(graph, topology)
         self.group_variables: dict[int, GroupVariable] = {}

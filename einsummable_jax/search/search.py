@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from einsummable_jax.graph import Graph
 from einsummable_jax.search.assemble import assemble
+from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.search.solver import minimise
@@ -23,6 +24,7 @@ def search(
     topology: Topology,
     objective: str = "time",
     progress: Callable[[str], None] | None = None,
+    boundary: Boundary | None = None,
 ) -> Plan:
     """Find a plan of least modelled cost for a whole graph.
 
@@ -32,6 +34,8 @@ def search(
       objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other. ``"bytes"``:
         bytes exchanged, all contractions cut among all devices (EinDecomp, arXiv 2410.02682).
       progress: Told about steps that take over a second; by default they are logged.
+      boundary: What the layouts of inputs and results may be; by default the search chooses among those that a
+        `NamedSharding` can hold.
 
     Returns:
       The plan, with a proven lower bound of its cost over the decompositions searched.
@@ -43,7 +47,7 @@ def search(
         raise ValueError(f"objective {objective!r} is none of {OBJECTIVES}")
     progress = progress or logger.info
     started = time.monotonic()
-    model = Model(graph, topology, objective)
+    model = Model(graph, topology, objective, boundary)
     built = time.monotonic()
     if built - started > 1.0:
         choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
