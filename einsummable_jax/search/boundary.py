@@ -48,8 +48,8 @@ class Boundary:
             if before is not None and after is not None and not _alike(before, after, shape):
                 name = graph.tensors[graph.inputs[source]].name
                 raise ValueError(
-                    f"state {name}, shape {shape}, is fixed to {words(before)} as input and to {words(after)} as "
-                    f"result {target}, but it comes back as the next call's argument, so both must have one "
+                    f"state {name}, shape {shape}, is fixed to {words(before)} as input and to "
+                    f"{words(after)} as result {target}, but it comes back as the next call's argument, so both must have one "
                     "layout. Remedy: fix both alike, or only one of them"
                 )
             inputs[source] = outputs[target] = before or after
