@@ -49,8 +49,8 @@ class Boundary:
                 name = graph.tensors[graph.inputs[source]].name
                 raise ValueError(
                     f"state {name}, shape {shape}, is fixed to {words(before)} as input and to "
-                    f"{words(after)} as result {target}, but it comes back as the next call's argument, so both must have one "
-                    "layout. Remedy: fix both alike, or only one of them"
+                    f"{words(after)} as result {target}, but it comes back as the next call's argument, so "
+                    "both must have one layout. Remedy: fix both alike, or only one of them"
                 )
             inputs[source] = outputs[target] = before or after
         return dataclasses.replace(self, inputs=tuple(inputs), outputs=tuple(outputs))
