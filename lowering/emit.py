@@ -17,6 +17,7 @@ from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
 from einsummable_jax.lowering.shard_program import (
     BoxView,
+    CountOnce,
     EmptyStep,
     ExchangeStep,
     KernelStep,
@@ -128,7 +129,11 @@ class _Emitter:
             operands=tuple(self.local_array(box) for _, box in step.operands),
             results=tuple(self.local_array(box) for _, box in step.results),
         )
-        values = operation.spec.kernel(call, *(self.buffers[buffer] for buffer, _ in step.operands))
+        operands = [self.buffers[buffer] for buffer, _ in step.operands]
+        if step.once is not None:
+            for position in step.once.operands:
+                operands[position] = self.counted(step.once, operands[position])
+        values = operation.spec.kernel(call, *operands)
         for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
             expected = (box.shape, self.graph.tensors[tensor].dtype)
             if (value.shape, value.dtype) != expected:
@@ -137,6 +142,13 @@ class _Emitter:
                     f"{value.shape} {value.dtype}, the plan expects {expected[0]} {expected[1]}"
                 )
             self.buffers[buffer] = value
+
+    def counted(self, once: CountOnce, operand: Any) -> Any:
+        """A final operand as this call's contribution has it: whole, or the identity in its place."""
+        identity = jnp.full(operand.shape, once.monoid.identity(operand.dtype), operand.dtype)
+        if isinstance(once.counts, int):
+            return operand if once.counts else identity
+        return lax.select(self.offset(once.counts) == 1, operand, identity)
 
     def exchange(self, step: ExchangeStep) -> None:
         program = self.exchanges.programs[step.exchange]

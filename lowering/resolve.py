@@ -10,6 +10,7 @@ from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.layout import Box, Relation
 from einsummable_jax.lowering.shard_program import (
     BoxView,
+    CountOnce,
     EmptyStep,
     ExchangeStep,
     KernelStep,
@@ -19,6 +20,7 @@ from einsummable_jax.lowering.shard_program import (
     TakeStep,
 )
 from einsummable_jax.search import Fetch, Plan
+from einsummable_jax.search.contributions import counted_once, first_part, parts_made
 
 T = TypeVar("T", bound=Hashable)
 
@@ -57,6 +59,7 @@ class _Resolver:
         self.buffers: dict[tuple[int, int], list[int]] = {}
         self._taken: dict[object, int] = {}
         self._exchanged: set[int] = set()
+        self._parts: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
         self._counter = 0
         self._view = functools.lru_cache(maxsize=None)(_view)
         self._boxes = functools.lru_cache(maxsize=None)(self._map_boxes)
@@ -92,7 +95,9 @@ class _Resolver:
 
     def operation(self, index: int) -> None:
         operation, spec = self.plan.graph.operations[index], self.plan.graph.operations[index].spec
-        calls = [self.plan.decompositions[index].calls[d] for d in self.devices]
+        decomposition = self.plan.decompositions[index]
+        calls = [decomposition.calls[d] for d in self.devices]
+        carried, parts = decomposition.carried, self._parts_made(index)
         for fetch in self.plan.fetches[index]:
             # Kernel call here or not: all devices take part in all exchanges, in one order.
             self._ensure_exchanged(fetch)
@@ -103,52 +108,69 @@ class _Resolver:
             operands = []
             for position, tensor in enumerate(operation.operands):
                 operand_boxes = self._boxes(spec.operands[position], boxes)
-                buffer = self.fetch(tensor, self.plan.fetches[index][position], operand_boxes)
+                read = None
+                if carried is not None and position in carried.operands:
+                    read = tuple(carried.parts[d][call] for d in self.devices)
+                buffer = self.fetch(tensor, self.plan.fetches[index][position], operand_boxes, read)
                 operands.append((buffer, self._view(operand_boxes)))
             results = []
             for position, tensor in enumerate(operation.results):
                 result_boxes = self._boxes(spec.results[position], boxes)
                 buffer = self.new_buffer()
-                made[position][self._tile_index(tensor, index, boxes, result_boxes)] = buffer
+                numbers = [parts[d][call] for d in self.devices]
+                made[position][self._tile_index(tensor, result_boxes, numbers)] = buffer
                 results.append((buffer, self._view(result_boxes)))
-            iteration = self._view(boxes)
+            view, once = self._view(boxes), self._once_operands(index, call)
             self.steps.append(
-                KernelStep(index, iteration.shape, iteration.starts, tuple(operands), tuple(results))
+                KernelStep(index, view.shape, view.starts, tuple(operands), tuple(results), once)
             )
         for position, tensor in enumerate(operation.results):
             self.buffers[tensor, 0] = [made[position][i] for i in sorted(made[position]) if i >= 0]
 
-    def _tile_index(
-        self, tensor: int, index: int, calls: tuple[Box, ...], result_boxes: tuple[Box, ...]
-    ) -> int:
+    def _parts_made(self, index: int) -> tuple[tuple[int, ...], ...]:
+        spec, decomposition = self.plan.graph.operations[index].spec, self.plan.decompositions[index]
+        key = (id(spec), id(decomposition))
+        if key not in self._parts:
+            self._parts[key] = parts_made(spec, decomposition)
+        return self._parts[key]
+
+    def _once_operands(self, index: int, call: int) -> CountOnce | None:
+        """The final operands of an operation on contributions that only one contribution has."""
+        operation, carried = self.plan.graph.operations[index], self.plan.decompositions[index].carried
+        if carried is None:
+            return None
+        monoid = self.plan.relations[operation.operands[carried.operands[0]]][0].partial
+        assert monoid is not None
+        operands = counted_once(operation.spec, carried, monoid)
+        first = first_part(carried)
+        counts = _offset([int(carried.parts[d][call] == first) for d in self.devices])
+        return CountOnce(operands, monoid, counts) if operands else None
+
+    def _tile_index(self, tensor: int, result_boxes: Sequence[Box], parts: Sequence[int]) -> int:
         """Which of its tiles of ``tensor`` each sharing device makes with this kernel call; -1 if empty."""
         relation = self.plan.relations[tensor][0]
         if result_boxes[0].is_empty:
             _same([box.is_empty for box in result_boxes])
             return -1
-        spec = self.plan.graph.operations[index].spec
-        found = []
-        for device, call, box in zip(self.devices, calls, result_boxes, strict=True):
-            held = relation.tiles_of(device)
-            if len(held) == 1:
-                found.append(0)
-                continue
-            part = _part_number(self.plan, index, spec.reduction_part(call))
-            found.append(held.index((box, part)))
-        return _same(found)
+        made = zip(self.devices, result_boxes, parts, strict=True)
+        return _same([relation.tiles_of(device).index((box, part)) for device, box, part in made])
 
-    def fetch(self, tensor: int, fetch: Fetch, boxes: tuple[Box, ...]) -> int:
+    def fetch(
+        self, tensor: int, fetch: Fetch, boxes: tuple[Box, ...], parts: tuple[int, ...] | None = None
+    ) -> int:
+        """The buffer that holds ``boxes``: of the tensor, or of its contributions numbered ``parts``."""
         self._ensure_exchanged(fetch)
         if _same([box.is_empty for box in boxes]):
             return self._once((tensor, boxes), lambda: self._empty(tensor, boxes))
         relation = self.plan.relations[tensor][fetch.version]
         held = [relation.tiles_of(d) for d in self.devices]
-        index = _same([_holding(tiles, box) for tiles, box in zip(held, boxes, strict=True)])
+        wanted = zip(held, boxes, parts or (0,) * len(boxes), strict=True)
+        index = _same([_holding(tiles, box, part) for tiles, box, part in wanted])
         buffer = self.buffers[tensor, fetch.version][index]
         whole = [tiles[index][0] for tiles in held]
         if all(tile == box for tile, box in zip(whole, boxes, strict=True)):
             return buffer
-        key = (tensor, fetch.version, boxes)
+        key = (tensor, fetch.version, boxes, parts)
         return self._once(key, lambda: self._take(buffer, whole, boxes))
 
     def _once(self, key: object, make: Callable[[], int]) -> int:
@@ -191,21 +213,16 @@ class _Resolver:
         return _same([d in program.participants for d in self.devices])
 
 
-def _holding(tiles: Sequence[tuple[Box, int]], box: Box) -> int:
-    """The tile to take ``box`` from: the one that is it exactly, else the first that holds it."""
-    exact = next((i for i, (tile, _) in enumerate(tiles) if tile == box), None)
-    return exact if exact is not None else next(i for i, (tile, _) in enumerate(tiles) if tile.contains(box))
+def _holding(tiles: Sequence[tuple[Box, int]], box: Box, part: int) -> int:
+    """The tile to take ``box`` from: the one that is it exactly, else the first of its part that holds it."""
+    if (box, part) in tiles:
+        return tiles.index((box, part))
+    return next(i for i, (tile, number) in enumerate(tiles) if number == part and tile.contains(box))
 
 
 def _needs_order(relation: Relation, needs: Sequence[Box], device: int) -> tuple[int, ...]:
     """For each tile the device holds after an exchange, the position of its box among the needs."""
     return tuple(needs.index(box) for box, _ in relation.tiles_of(device))
-
-
-def _part_number(plan: Plan, index: int, part: Box) -> int:
-    spec = plan.graph.operations[index].spec
-    parts = sorted({spec.reduction_part(box) for calls in plan.decompositions[index].calls for box in calls})
-    return parts.index(part)
 
 
 def resolve(plan: Plan, programs: Sequence[ExchangeProgram], devices: Sequence[int]) -> ShardProgram:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from einsummable_jax.layout import Monoid
+
 Offset = int | tuple[int, ...]
 """A first index: one int, or one per device that shares the program where they differ."""
 
@@ -36,6 +38,21 @@ class EmptyStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CountOnce:
+    """Final operands of a kernel call on contributions: one contribution has all of them, the others none.
+
+    Attributes:
+      operands: Their positions.
+      monoid: Whose identity stands in for them in the other contributions.
+      counts: 1 where this call's contribution is the one that has them, else 0.
+    """
+
+    operands: tuple[int, ...]
+    monoid: Monoid
+    counts: Offset
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class KernelStep:
     """One kernel call.
 
@@ -45,6 +62,7 @@ class KernelStep:
       starts: First index along each label.
       operands: Buffer and box of each operand.
       results: Buffer and box of each result.
+      once: The operands that count in one contribution only, if there are such.
     """
 
     operation: int
@@ -52,6 +70,7 @@ class KernelStep:
     starts: tuple[Offset, ...]
     operands: tuple[tuple[int, BoxView], ...]
     results: tuple[tuple[int, BoxView], ...]
+    once: CountOnce | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,5 +118,6 @@ def _blank(step: Step) -> object:
     if isinstance(step, KernelStep):
         operands = tuple((buffer, box.shape) for buffer, box in step.operands)
         results = tuple((buffer, box.shape) for buffer, box in step.results)
-        return (step.operation, step.sizes, operands, results)
+        once = step.once and (step.once.operands, step.once.monoid)
+        return (step.operation, step.sizes, operands, results, once)
     return step

@@ -1,11 +1,14 @@
-"""Plans drawn at random: any cover of any operation's iteration space, on any devices."""
+"""Plans drawn at random: any cover of any iteration space, on any devices, also on contributions."""
 
+import itertools
 import random
+from collections.abc import Mapping, Sequence
 
-from einsummable_jax.graph import Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
-from einsummable_jax.search import Decomposition, Plan
+from einsummable_jax.graph import Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.layout import Box, MeshLayout, Relation, mesh_layouts
+from einsummable_jax.search import Carried, Decomposition, Plan
 from einsummable_jax.search.assemble import PlanError, assemble, result_relations
+from einsummable_jax.search.contributions import counted_once
 
 
 def random_cover(spec: JoinAggSpec, rng: random.Random, pieces: int) -> list[Box]:
@@ -22,15 +25,18 @@ def random_cover(spec: JoinAggSpec, rng: random.Random, pieces: int) -> list[Box
             continue
         label = rng.choice(cuttable)
         start, stop = boxes[victim].bounds[label]
-        middle = rng.randrange(start + 1, stop)
-        halves = []
-        for bound in ((start, middle), (middle, stop)):
-            bounds = list(boxes[victim].bounds)
-            bounds[label] = bound
-            halves.append(Box(tuple(bounds)))
+        halves = split(boxes[victim], label, rng.randrange(start + 1, stop))
         if all(spec.admits(half) for half in halves):
             boxes[victim : victim + 1] = halves
     return boxes
+
+
+def split(box: Box, label: int, middle: int) -> list[Box]:
+    start, stop = box.bounds[label]
+    return [
+        Box((*box.bounds[:label], bound, *box.bounds[label + 1 :]))
+        for bound in ((start, middle), (middle, stop))
+    ]
 
 
 def random_decomposition(spec: JoinAggSpec, num_devices: int, rng: random.Random) -> Decomposition:
@@ -48,19 +54,136 @@ def random_layout(shape: tuple[int, ...], num_devices: int, rng: random.Random) 
     return rng.choice(list(mesh_layouts(shape, num_devices)))
 
 
-def random_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
+def carried_decomposition(
+    operation: Operation, relations: Mapping[int, Relation], rng: random.Random
+) -> Decomposition | None:
+    """Kernel calls on contributions where they lie, of random parts of the space; None where there are none.
+
+    Args:
+      operation: What is to run.
+      relations: For each operand that is a contribution, by position, what its maker left.
+      rng: Where choices come from.
+    """
+    spec, positions = operation.spec, tuple(sorted(relations))
+    monoids = {relation.partial for relation in relations.values()}
+    monoid = monoids.pop()
+    if monoids or monoid is None or spec.commuting(positions, monoid) is None:
+        return None
+    parts = sorted({tile.part for relation in relations.values() for tile in relation.tiles})
+    boxes = _within_tiles(spec, relations, rng)
+    if boxes is None:
+        return None
+    num_devices = next(iter(relations.values())).num_devices
+    calls: list[list[tuple[Box, int]]] = [[] for _ in range(num_devices)]
+    once = counted_once(spec, Carried(positions, ()), monoid)
+    for part, box in itertools.product(parts, boxes):
+        holders = set(range(num_devices))
+        for position, relation in relations.items():
+            wanted = spec.operand_box(position, box)
+            tiles = [tile for tile in relation.tiles if tile.part == part and tile.box.contains(wanted)]
+            holders &= (
+                {device for tile in tiles for device in tile.devices} if not wanted.is_empty else holders
+            )
+        if holders:
+            for device in rng.sample(sorted(holders), rng.randint(1, min(2, len(holders)))):
+                calls[device].append((box, part))
+        elif (once and part == parts[0]) or not _nowhere(spec, relations, box, part):
+            return None
+    for device_calls in calls:
+        rng.shuffle(device_calls)
+    return Decomposition(
+        tuple(tuple(box for box, _ in device_calls) for device_calls in calls),
+        "random, on contributions",
+        Carried(positions, tuple(tuple(part for _, part in device_calls) for device_calls in calls)),
+    )
+
+
+def _nowhere(spec: JoinAggSpec, relations: Mapping[int, Relation], box: Box, part: int) -> bool:
+    return not any(
+        tile.part == part and tile.box.intersect(spec.operand_box(position, box)) is not None
+        for position, relation in relations.items()
+        for tile in relation.tiles
+    )
+
+
+def _within_tiles(
+    spec: JoinAggSpec, relations: Mapping[int, Relation], rng: random.Random
+) -> list[Box] | None:
+    """The iteration space in pieces that each read one tile at most of each part; None if there are none."""
+
+    def cut_tiles(box: Box) -> int:
+        touched = [
+            (tile.box.intersect(wanted), wanted)
+            for position, relation in relations.items()
+            for wanted in [spec.operand_box(position, box)]
+            for tile in relation.tiles
+        ]
+        return sum(common is not None and common != wanted for common, wanted in touched)
+
+    todo, done = random_cover(spec, rng, rng.randrange(3)), []
+    while todo:
+        box = todo.pop()
+        if not cut_tiles(box):
+            done.append(box)
+            continue
+        options = [
+            halves
+            for label, (start, stop) in enumerate(box.bounds)
+            if spec.labels[label].role is not Role.REPLICATED
+            for middle in range(start + 1, stop)
+            for halves in [split(box, label, middle)]
+            if all(spec.admits(half) for half in halves)
+        ]
+        if not options:
+            return None
+        todo.extend(min(options, key=lambda halves: sum(map(cut_tiles, halves))))
+    return done
+
+
+Made = tuple[Decomposition, Sequence[Relation]]
+
+
+def _plain(graph: Graph, operation: Operation, num_devices: int, rng: random.Random) -> Made:
+    shapes = [(graph.tensors[t].shape, graph.tensors[t].dtype) for t in operation.results]
+    while True:
+        decomposition = random_decomposition(operation.spec, num_devices, rng)
+        try:
+            return decomposition, result_relations(operation.spec, decomposition, shapes)
+        except PlanError:  # two labels with different monoids cut at once
+            continue
+
+
+def _carried(
+    graph: Graph, operation: Operation, relations: Mapping[int, Relation], rng: random.Random
+) -> Made | None:
+    shapes = [(graph.tensors[t].shape, graph.tensors[t].dtype) for t in operation.results]
+    partial = [i for i, t in enumerate(operation.operands) if t in relations and relations[t].partial]
+    subsets = [s for n in range(1, len(partial) + 1) for s in itertools.combinations(partial, n)]
+    for subset in rng.sample(subsets, len(subsets)):
+        sources = {i: relations[operation.operands[i]] for i in subset}
+        decomposition = carried_decomposition(operation, sources, rng)
+        if decomposition is None:
+            continue
+        try:
+            monoid = sources[subset[0]].partial
+            return decomposition, result_relations(operation.spec, decomposition, shapes, monoid)
+        except PlanError:
+            continue
+    return None
+
+
+def random_plan(graph: Graph, num_devices: int, seed: int, carry: float = 0.7) -> Plan:
+    """A random plan; ``carry``: how often an operation that may run on contributions does."""
     rng = random.Random(seed)
+    relations: dict[int, Relation] = {}
     decompositions = []
     for operation in graph.operations:
-        while True:
-            candidate = random_decomposition(operation.spec, num_devices, rng)
-            shapes = [(graph.tensors[t].shape, graph.tensors[t].dtype) for t in operation.results]
-            try:
-                result_relations(operation.spec, candidate, shapes)
-            except PlanError:  # two labels with different monoids cut at once
-                continue
-            decompositions.append(candidate)
-            break
+        found = None
+        if rng.random() < carry:
+            found = _carried(graph, operation, relations, rng)
+        decomposition, made = found or _plain(graph, operation, num_devices, rng)
+        decompositions.append(decomposition)
+        relations.update(zip(operation.results, made, strict=True))
     inputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.inputs]
     outputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.outputs]
     return assemble(graph, decompositions, inputs, outputs)

@@ -6,6 +6,7 @@ from einsummable_jax.graph.graph import Tensor as Tensor
 from einsummable_jax.graph.rules import coverage_table as coverage_table
 from einsummable_jax.graph.rules import spec_for as spec_for
 from einsummable_jax.graph.spec import ArrayMap as ArrayMap
+from einsummable_jax.graph.spec import Commutes as Commutes
 from einsummable_jax.graph.spec import DimMap as DimMap
 from einsummable_jax.graph.spec import JoinAggSpec as JoinAggSpec
 from einsummable_jax.graph.spec import Label as Label

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -126,6 +126,38 @@ class LocalCall:
     results: tuple[LocalArray, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Commutes:
+    """Operands in which an operation commutes with an aggregation: ``f(x + y) = f(x) + f(y)``.
+
+    The operation may then run on contributions, and its results are contributions in turn: the aggregation is
+    delayed past it. All of ``operands`` are aggregated together, the others are the same for every
+    contribution. One of ``operands`` that is final already is a sum of itself and identities.
+
+    Attributes:
+      operands: Operand positions.
+      monoid: The aggregation; None: any, because the operation only moves elements, each as it is. (A
+        dimension may be filled from an operand, as padding is, only if that is one of ``operands``.)
+    """
+
+    operands: frozenset[int]
+    monoid: Monoid | None
+
+    def covers(self, operands: Collection[int], monoid: Monoid) -> bool:
+        """Whether the operands at ``operands`` may be contributions, to be aggregated by ``monoid``."""
+        return self.monoid in (None, monoid) and self.operands.issuperset(operands)
+
+
+def linear(*operands: int) -> Commutes:
+    """The operation is linear in ``operands`` together, the others held."""
+    return Commutes(frozenset(operands), Monoid.SUM)
+
+
+def moves(*operands: int) -> Commutes:
+    """The results are elements of ``operands``, chosen and arranged without looking at them."""
+    return Commutes(frozenset(operands), None)
+
+
 Kernel = Callable[..., Sequence[jax.Array]]
 """``kernel(call: LocalCall, *operands) -> results``: JAX code for one kernel call."""
 
@@ -143,6 +175,7 @@ class JoinAggSpec:
       elementwise: Whether the operation only passes labels through, one value in, one value out
         (also broadcasts and transposes): neighbours of this kind share one decomposition.
       has_rule: False for a primitive that no rule covers: it is replicated.
+      commutes: Sets of operands that may be contributions, each set by itself.
     """
 
     labels: tuple[Label, ...]
@@ -152,6 +185,7 @@ class JoinAggSpec:
     flops: float = 0.0
     elementwise: bool = False
     has_rule: bool = True
+    commutes: tuple[Commutes, ...] = ()
 
     def __post_init__(self) -> None:
         names = [label.name for label in self.labels]
@@ -195,6 +229,10 @@ class JoinAggSpec:
             if label.role is Role.REPLICATED and (start, stop) != (0, label.extent):
                 return False
         return all(m.is_exact(box) for maps in (self.operands, self.results) for arr in maps for m in arr)
+
+    def commuting(self, operands: Collection[int], monoid: Monoid) -> Commutes | None:
+        """The set in which ``operands`` may be contributions by ``monoid``; None if there is none."""
+        return next((c for c in self.commutes if c.covers(operands, monoid)), None)
 
     def reduction_part(self, box: Box) -> Box:
         """The box of reduction labels alone: kernel calls that agree here make the same contribution."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation
 from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
+from einsummable_jax.search.contributions import (
+    PlanError as PlanError,
+)
+from einsummable_jax.search.contributions import (
+    carried_monoid,
+    check_cover,
+    parts_made,
+    result_monoid,
+    without,
+)
 from einsummable_jax.search.plan import Decomposition, Fetch, Plan, PlannedExchange
 
 Needs = tuple[tuple[Box, ...], ...]
-
-
-class PlanError(ValueError):
-    """A plan that does not compute its graph."""
 
 
 def map_boxes(array_map: ArrayMap, calls: Sequence[Box]) -> tuple[Box, ...]:
@@ -30,68 +35,35 @@ def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
     )
 
 
-def check_cover(spec: JoinAggSpec, decomposition: Decomposition) -> None:
-    """Raise `PlanError` unless the kernel calls cover the iteration space exactly once, admissibly."""
-    distinct = sorted({box for calls in decomposition.calls for box in calls})
-    space = spec.space
-    if sum(box.volume for box in distinct) != space.volume or any(
-        not space.contains(box) for box in distinct
-    ):
-        raise PlanError(f"kernel calls {decomposition.words!r} do not add up to the iteration space {space}")
-    for left, right in itertools.combinations(distinct, 2):
-        if left.intersect(right) is not None:
-            raise PlanError(f"kernel calls {left} and {right} of {decomposition.words!r} overlap")
-    for box in distinct:
-        if not spec.admits(box):
-            raise PlanError(
-                f"kernel call {box} of {decomposition.words!r} cuts a label that may not be cut there"
-            )
-
-
-def _aggregation(spec: JoinAggSpec, decomposition: Decomposition) -> tuple[dict[Box, int], Monoid | None]:
-    """Number the distinct contributions, and name the monoid that aggregates them if there are several."""
-    parts = sorted({spec.reduction_part(box) for calls in decomposition.calls for box in calls})
-    numbers = {part: number for number, part in enumerate(parts)}
-    if len(parts) == 1:
-        return numbers, None
-    reductions = [label for label in spec.labels if label.role is Role.REDUCTION]
-    cut = [label for i, label in enumerate(reductions) if len({part.bounds[i] for part in parts}) > 1]
-    monoids = {label.monoid for label in cut}
-    if len(monoids) != 1:
-        raise PlanError(f"labels {[label.name for label in cut]} aggregate by different monoids")
-    return numbers, monoids.pop()
-
-
 def result_relations(
-    spec: JoinAggSpec, decomposition: Decomposition, shapes_dtypes: Sequence[tuple[tuple[int, ...], Any]]
+    spec: JoinAggSpec,
+    decomposition: Decomposition,
+    shapes_dtypes: Sequence[tuple[tuple[int, ...], Any]],
+    carried: Monoid | None = None,
 ) -> tuple[Relation, ...]:
-    """The relation of each result of an operation run as ``decomposition``."""
-    numbers, monoid = _aggregation(spec, decomposition)
+    """The relation of each result of an operation run as ``decomposition``.
+
+    Args:
+      spec: The operation.
+      decomposition: How it is run.
+      shapes_dtypes: Shape and dtype of each result.
+      carried: What aggregates the operands that are contributions, if any are.
+    """
+    monoid, parts = result_monoid(spec, decomposition, carried), parts_made(spec, decomposition)
     relations = []
     for array_map, (shape, dtype) in zip(spec.results, shapes_dtypes, strict=True):
         tiles = [
-            [
-                (box, numbers[spec.reduction_part(call)])
-                for call, box in zip(calls, map_boxes(array_map, calls), strict=True)
-            ]
-            for calls in decomposition.calls
+            list(zip(map_boxes(array_map, calls), numbers, strict=True))
+            for calls, numbers in zip(decomposition.calls, parts, strict=True)
         ]
         relations.append(Relation.from_device_tiles(shape, dtype, tiles, monoid))
     return tuple(relations)
 
 
-def _without(box: Box, held: Iterable[Box]) -> list[Box]:
-    """The parts of ``box`` that no box of ``held`` has."""
-    rest = [box]
-    for other in held:
-        rest = [piece for part in rest for piece in part.subtract(other)]
-    return rest
-
-
 def is_covered(demand: Demand) -> bool:
     """Whether the tiles hold every element that is needed (what an exchange delivered may be a part only)."""
     boxes = list(dict.fromkeys(tile.box for tile in demand.source.tiles))
-    return not any(_without(need, boxes) for need in {box for needs in demand.needs for box in needs})
+    return not any(without(need, boxes) for need in {box for needs in demand.needs for box in needs})
 
 
 def missing_elements(demand: Demand) -> int:
@@ -102,7 +74,7 @@ def missing_elements(demand: Demand) -> int:
         held = [box for box, _ in source.tiles_of(device)]
         for need in needs:
             if source.partial is None:
-                total += sum(piece.volume for piece in _without(need, held))
+                total += sum(piece.volume for piece in without(need, held))
             else:
                 common = [need.intersect(box) for box in held]
                 total += parts * need.volume - sum(box.volume for box in common if box is not None)
@@ -120,18 +92,39 @@ class _Assembler:
         self._fetched: dict[tuple[int, Needs], Fetch] = {}
         self._relations: dict[Any, tuple[Relation, ...]] = {}
         self._needs: dict[Any, Needs] = {}
-        self._checked: set[Any] = set()
+        self._checked: dict[Any, Monoid | None] = {}
 
     def produce(self, operation: Operation, decomposition: Decomposition) -> None:
         spec = operation.spec
         shapes = tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in operation.results)
         # Specs are shared between equal equations, decompositions between the operations of a group.
-        key = (id(spec), id(decomposition), shapes)
+        monoid = self._carried_monoid(operation, decomposition)
+        key = (id(spec), id(decomposition), shapes, monoid)
         if key not in self._relations:
             check_cover(spec, decomposition)
-            self._relations[key] = result_relations(spec, decomposition, shapes)
+            self._relations[key] = result_relations(spec, decomposition, shapes, monoid)
         for tensor, relation in zip(operation.results, self._relations[key], strict=True):
             self.versions[tensor] = [relation]
+
+    def _carried_monoid(self, operation: Operation, decomposition: Decomposition) -> Monoid | None:
+        carried = decomposition.carried
+        if carried is None:
+            return None
+        relations = {i: self.versions[operation.operands[i]][0] for i in carried.operands}
+        key = (id(operation.spec), id(decomposition), *relations.values())
+        if key not in self._checked:
+            self._checked[key] = carried_monoid(operation, decomposition, relations)
+        return self._checked[key]
+
+    def operands(self, index: int, decomposition: Decomposition) -> tuple[Fetch, ...]:
+        """How an operation gets its operands; contributions stay where their maker left them."""
+        operation, carried = self.graph.operations[index], decomposition.carried
+        return tuple(
+            Fetch(0)
+            if carried is not None and position in carried.operands
+            else self.fetch(tensor, self.needs(operation, position, decomposition), index)
+            for position, tensor in enumerate(operation.operands)
+        )
 
     def needs(self, operation: Operation, position: int, decomposition: Decomposition) -> Needs:
         key = (operation.spec.operands[position], id(decomposition))
@@ -193,12 +186,7 @@ def assemble(
         work.versions[tensor] = [layout.relation(value.shape, value.dtype)]
     fetches = []
     for index, (operation, decomposition) in enumerate(zip(graph.operations, decompositions, strict=True)):
-        fetches.append(
-            tuple(
-                work.fetch(tensor, work.needs(operation, position, decomposition), index)
-                for position, tensor in enumerate(operation.operands)
-            )
-        )
+        fetches.append(work.operands(index, decomposition))
         work.produce(operation, decomposition)
     output_fetches = []
     for tensor, layout in zip(graph.outputs, outputs, strict=True):

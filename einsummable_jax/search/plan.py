@@ -9,18 +9,34 @@ from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Box, Demand, Layout, Relation
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """An operation run on contributions, which leaves contributions: the aggregation is delayed past it.
+
+    Attributes:
+      operands: Positions of the operands that are contributions, ascending.
+      parts: For each device, and each of its kernel calls, the part that it reads of those operands.
+    """
+
+    operands: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Decomposition:
     """The kernel calls of one operation.
 
     Attributes:
       calls: For each device, the iteration boxes it runs, in order. Together they cover the iteration
-        space; the same box on several devices is replicated work.
+        space; the same box on several devices is replicated work. Of an operation on contributions, the
+        calls of each part do so.
       words: The cut in words, such as ``b:2 h:4``; ``replicated`` when nothing is cut.
+      carried: How the operation runs on contributions; None: its operands are final.
     """
 
     calls: tuple[tuple[Box, ...], ...]
     words: str = "replicated"
+    carried: Carried | None = None
 
 
 @dataclasses.dataclass(frozen=True)

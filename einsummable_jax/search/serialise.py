@@ -12,9 +12,9 @@ from typing import Any
 from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Box, Layout, MeshLayout, TiledLayout
 from einsummable_jax.search.assemble import assemble
-from einsummable_jax.search.plan import Decomposition, Plan
+from einsummable_jax.search.plan import Carried, Decomposition, Plan
 
-FORMAT = 2
+FORMAT = 3
 
 
 def to_json(plan: Plan) -> str:
@@ -27,7 +27,11 @@ def to_json(plan: Plan) -> str:
             "graph": list(describe(plan.graph)),
             "num_devices": plan.num_devices,
             "decompositions": [
-                {"words": d.words, "calls": [[box.bounds for box in calls] for calls in d.calls]}
+                {
+                    "words": d.words,
+                    "calls": [[box.bounds for box in calls] for calls in d.calls],
+                    "carried": d.carried and [d.carried.operands, d.carried.parts],
+                }
                 for d in distinct.values()
             ],
             "operations": [position[id(d)] for d in plan.decompositions],
@@ -55,7 +59,11 @@ def from_json(text: str, graph: Graph) -> Plan:
     _check_graph(data["graph"], graph)
     num_devices = data["num_devices"]
     distinct = [
-        Decomposition(tuple(tuple(_box(bounds) for bounds in calls) for calls in d["calls"]), d["words"])
+        Decomposition(
+            tuple(tuple(_box(bounds) for bounds in calls) for calls in d["calls"]),
+            d["words"],
+            _carried(d["carried"]),
+        )
         for d in data["decompositions"]
     ]
     plan = assemble(
@@ -111,6 +119,10 @@ def _check_graph(lines: list[str], graph: Graph) -> None:
 
 def _box(bounds: Any) -> Box:
     return Box(tuple((start, stop) for start, stop in bounds))
+
+
+def _carried(data: Any) -> Carried | None:
+    return Carried(tuple(data[0]), tuple(tuple(parts) for parts in data[1])) if data else None
 
 
 def _layout_data(layout: Layout) -> dict[str, Any]:

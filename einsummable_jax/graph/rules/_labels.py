@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from einsummable_jax.graph.spec import ArrayMap, DimMap, Label, Role
 from einsummable_jax.layout import Monoid
@@ -33,6 +37,23 @@ def identity(shape: Sequence[int], labels: Sequence[int] | None = None) -> Array
     """Dimension ``d`` is label ``labels[d]`` (by default label ``d``)."""
     positions = range(len(shape)) if labels is None else labels
     return tuple(DimMap(n, ((label, 1),)) for n, label in zip(shape, positions, strict=True))
+
+
+def sums_alike(before: Any, after: Any) -> bool:
+    """Whether sums in the type ``before`` stay sums in ``after``: no narrower, and integers wrap alike."""
+    if before == after:
+        return before != np.bool_
+    if not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (before, after)):
+        return False
+    if jnp.issubdtype(before, jnp.complexfloating) and not jnp.issubdtype(after, jnp.complexfloating):
+        return False
+    return is_wider(before, after)
+
+
+def is_wider(before: Any, after: Any) -> bool:
+    """Whether the floating-point type ``after`` holds every value of ``before``."""
+    old, new = jnp.finfo(before), jnp.finfo(after)
+    return new.nmant >= old.nmant and new.maxexp >= old.maxexp and new.minexp <= old.minexp
 
 
 def whole(shape: Sequence[int]) -> ArrayMap:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from einsummable_jax.graph.rules._labels import identity, reduction
+from einsummable_jax.graph.rules._labels import identity, reduction, sums_alike
 from einsummable_jax.graph.rules.registry import OpContext, rule
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
+from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, linear
 from einsummable_jax.layout import Monoid
 
 
@@ -57,7 +57,14 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
         kernel=kernel,
         # A multiplication and an addition per point of the iteration space.
         flops=2.0 * result.size * float(np.prod(contracted, dtype=float)),
+        commutes=_bilinear(context),
     )
+
+
+def _bilinear(context: OpContext) -> tuple[Commutes, ...]:
+    """Linear in each factor, unless integers wrap where the other type would not."""
+    dtype = context.outputs[0].dtype
+    return tuple(linear(i) for i, x in enumerate(context.inputs) if sums_alike(x.dtype, dtype))
 
 
 def _contracted_in_order(
@@ -122,4 +129,5 @@ def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
         kernel=kernel,
         # A multiplication and an addition per result, input feature and kernel point.
         flops=2.0 * result.size * rhs.size / max(rhs.shape[rhs_out], 1),
+        commutes=_bilinear(context),
     )

@@ -11,7 +11,7 @@ from jax import lax
 
 from einsummable_jax.graph.rules._labels import identity, pass_through, whole
 from einsummable_jax.graph.rules.registry import OpContext, rule
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall, moves
 
 
 def clamped_start(start: Any, extent: int, window: int) -> jax.Array:
@@ -48,6 +48,7 @@ def _dynamic_slice(context: OpContext) -> JoinAggSpec | None:
         (operand_map, *(whole(()) for _ in operand.shape)),
         (identity(result.shape),),
         kernel,
+        commutes=(moves(0),),
     )
 
 
@@ -84,6 +85,7 @@ def _dynamic_update_slice(context: OpContext) -> JoinAggSpec | None:
         (identity(operand.shape), update_map, *(whole(()) for _ in operand.shape)),
         (identity(operand.shape),),
         kernel,
+        commutes=(moves(0, 1),),
     )
 
 

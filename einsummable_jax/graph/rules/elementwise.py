@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from einsummable_jax.graph.rules._labels import identity, pass_through
+from einsummable_jax.graph.rules._labels import identity, pass_through, sums_alike
 from einsummable_jax.graph.rules.registry import Aval, OpContext, register, rule
-from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, LocalCall
+from einsummable_jax.graph.spec import ArrayMap, Commutes, DimMap, JoinAggSpec, LocalCall, linear, moves
+from einsummable_jax.layout import Monoid
 
 TRANSCENDENTAL_FLOPS = 8
 """Operations per element of exp, log, tanh, ...: a polynomial with its range reduction."""
@@ -21,7 +24,12 @@ def _operand_map(operand: Aval, result: Aval) -> ArrayMap:
     )
 
 
-def elementwise_spec(context: OpContext, flops_per_element: float) -> JoinAggSpec | None:
+Commuting = Callable[[OpContext], Sequence[Commutes]]
+
+
+def elementwise_spec(
+    context: OpContext, flops_per_element: float, commutes: Sequence[Commutes] = ()
+) -> JoinAggSpec | None:
     """One label per result dimension, carried by all operands and results."""
     result = context.outputs[0]
     if any(a.shape != result.shape for a in context.outputs):
@@ -39,48 +47,76 @@ def elementwise_spec(context: OpContext, flops_per_element: float) -> JoinAggSpe
         kernel=kernel,
         flops=flops_per_element * result.size,
         elementwise=True,
+        commutes=tuple(commutes),
     )
 
 
-def elementwise(name: str, flops_per_element: float = 1) -> None:
-    """Register ``name`` as element-wise; operands may be scalars."""
-    register(name, lambda context: elementwise_spec(context, flops_per_element), "all pass through")
+def elementwise(
+    name: str, flops_per_element: float = 1, commutes: Commuting | Sequence[Commutes] = ()
+) -> None:
+    """Register ``name`` as element-wise; operands may be scalars. ``commutes`` may depend on the equation."""
+
+    def spec(context: OpContext) -> JoinAggSpec | None:
+        sets = commutes(context) if callable(commutes) else commutes
+        return elementwise_spec(context, flops_per_element, sets)
+
+    register(name, spec, "all pass through")
+
+
+def _both(monoid: Monoid) -> tuple[Commutes, ...]:
+    """The operation is the monoid itself."""
+    return (Commutes(frozenset({0, 1}), monoid),)
+
+
+def _quotient(context: OpContext) -> Sequence[Commutes]:
+    """Division of integers rounds."""
+    return [linear(0)] if jnp.issubdtype(context.outputs[0].dtype, jnp.inexact) else []
+
+
+def _conversion(context: OpContext) -> Sequence[Commutes]:
+    """To a type that holds every value: rounded contributions would lose what their sum has."""
+    before, after = context.inputs[0].dtype, context.outputs[0].dtype
+    return [moves(0)] if before == after or sums_alike(before, after) else []
+
+
+def _cases(context: OpContext) -> Sequence[Commutes]:
+    return [moves(*range(1, len(context.inputs)))]
 
 
 # Arithmetic.
 elementwise("abs")
-elementwise("add")
-elementwise("add_any")
+elementwise("add", commutes=[linear(0, 1)])
+elementwise("add_any", commutes=[linear(0, 1)])
 elementwise("clamp")
-elementwise("div")
+elementwise("div", commutes=_quotient)
 elementwise("integer_pow", 2)
-elementwise("max")
-elementwise("min")
-elementwise("mul")
+elementwise("max", commutes=_both(Monoid.MAX))
+elementwise("min", commutes=_both(Monoid.MIN))
+elementwise("mul", commutes=[linear(0), linear(1), *_both(Monoid.PROD)])
 elementwise("mulhi")
-elementwise("neg")
+elementwise("neg", commutes=[linear(0)])
 elementwise("rem")
-elementwise("select_n")
+elementwise("select_n", commutes=_cases)
 elementwise("sign")
 elementwise("square")
-elementwise("sub")
+elementwise("sub", commutes=[linear(0, 1)])
 
 # Rounding, types and parts of a number.
 elementwise("ceil")
-elementwise("complex")
-elementwise("conj")
-elementwise("convert_element_type")
-elementwise("copy", 0)
+elementwise("complex", commutes=[linear(0, 1)])
+elementwise("conj", commutes=[linear(0)])
+elementwise("convert_element_type", commutes=_conversion)
+elementwise("copy", 0, commutes=[moves(0)])
 elementwise("floor")
-elementwise("imag", 0)
+elementwise("imag", 0, commutes=[linear(0)])
 elementwise("is_finite")
-elementwise("name", 0)
+elementwise("name", 0, commutes=[moves(0)])
 elementwise("nextafter")
-elementwise("optimization_barrier", 0)
-elementwise("real", 0)
+elementwise("optimization_barrier", 0, commutes=[moves(0)])
+elementwise("real", 0, commutes=[linear(0)])
 elementwise("reduce_precision")
 elementwise("round")
-elementwise("stop_gradient", 0)
+elementwise("stop_gradient", 0, commutes=[moves(0)])
 
 # Comparisons.
 elementwise("eq")
@@ -94,10 +130,10 @@ elementwise("lt_to")
 elementwise("ne")
 
 # Bits.
-elementwise("and")
+elementwise("and", commutes=_both(Monoid.AND))
 elementwise("clz")
 elementwise("not")
-elementwise("or")
+elementwise("or", commutes=_both(Monoid.OR))
 elementwise("population_count")
 elementwise("shift_left")
 elementwise("shift_right_arithmetic")

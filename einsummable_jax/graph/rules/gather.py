@@ -19,7 +19,7 @@ from einsummable_jax.graph.rules._windows import (
     spread,
 )
 from einsummable_jax.graph.rules.registry import Aval, OpContext, rule
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
+from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, linear, moves
 from einsummable_jax.layout import Monoid
 
 
@@ -48,7 +48,16 @@ def _gather(context: OpContext) -> JoinAggSpec | None:
         ),
         results=(tuple(DimMap(n, ((d, 1),)) for d, n in enumerate(result.shape)),),
         kernel=_kernel(context, windows, [i for i, x in enumerate(labels) if x.role is Role.REDUCTION]),
+        commutes=_commutes(context),
     )
+
+
+def _commutes(context: OpContext) -> tuple[Commutes, ...]:
+    """What fills windows out of bounds comes with every contribution: a sum of it must be itself."""
+    if context.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return (moves(0),)
+    fill = context.params["fill_value"]
+    return (linear(0),) if fill is not None and (fill == 0 or fill != fill) else ()
 
 
 def _windows(context: OpContext) -> Windows:

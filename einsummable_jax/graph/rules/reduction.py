@@ -8,7 +8,7 @@ import jax
 
 from einsummable_jax.graph.rules._labels import dim_name, identity, pass_through, reduction
 from einsummable_jax.graph.rules.registry import OpContext, register, rule
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall
+from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall
 from einsummable_jax.layout import Monoid
 
 
@@ -31,7 +31,14 @@ def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
         results=(identity(result.shape),),
         kernel=kernel,
         flops=operand.size,
+        commutes=_itself(context, monoid),
     )
+
+
+def _itself(context: OpContext, monoid: Monoid | None) -> tuple[Commutes, ...]:
+    """An aggregation by a monoid commutes with another one by the same, in one type."""
+    one_type = context.inputs[0].dtype == context.outputs[0].dtype
+    return (Commutes(frozenset({0}), monoid),) if monoid is not None and one_type else ()
 
 
 def _reduces(name: str, monoid: Monoid) -> None:
@@ -56,10 +63,11 @@ _keeps_axes_whole("argmin")
 _keeps_axes_whole("reduce_xor")
 
 
-def along_axis_spec(context: OpContext, axis: int, flops_per_element: float = 1) -> JoinAggSpec:
+def along_axis_spec(context: OpContext, axis: int, monoid: Monoid | None = None) -> JoinAggSpec:
     """All operands and results have the same dimensions; ``axis`` may not be cut, the others pass through.
 
-    Extents along ``axis`` may differ between operands and results (top_k keeps only k).
+    Extents along ``axis`` may differ between operands and results (top_k keeps only k). ``monoid``: what the
+    operation aggregates by along ``axis``, if it does.
     """
     shape = context.inputs[0].shape
     labels = pass_through(shape, whole=[axis])
@@ -78,8 +86,17 @@ def along_axis_spec(context: OpContext, axis: int, flops_per_element: float = 1)
         operands=tuple(array_map(a.shape) for a in context.inputs),
         results=tuple(array_map(a.shape) for a in context.outputs),
         kernel=kernel,
-        flops=flops_per_element * context.inputs[0].size,
+        flops=context.inputs[0].size,
+        commutes=_itself(context, monoid),
     )
+
+
+_CUMULATIVE = {
+    "cummax": Monoid.MAX,
+    "cummin": Monoid.MIN,
+    "cumprod": Monoid.PROD,
+    "cumsum": Monoid.SUM,
+}
 
 
 @rule(
@@ -91,7 +108,8 @@ def along_axis_spec(context: OpContext, axis: int, flops_per_element: float = 1)
     roles="axis needs replication; others pass through",
 )
 def _cumulative(context: OpContext) -> JoinAggSpec:
-    return along_axis_spec(context, int(context.params["axis"]))
+    monoid = _CUMULATIVE.get(context.primitive.name)
+    return along_axis_spec(context, int(context.params["axis"]), monoid)
 
 
 @rule("sort", roles="sorted dimension needs replication; others pass through")

@@ -13,7 +13,7 @@ from jax import lax
 
 from einsummable_jax.graph.rules._labels import dim_name
 from einsummable_jax.graph.rules.registry import OpContext, rule
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role, moves
 
 
 @dataclasses.dataclass(slots=True)
@@ -114,4 +114,5 @@ def _reshape(context: OpContext) -> JoinAggSpec | None:
         (result_map,),
         kernel,
         elementwise=all(len(before) == len(after) == 1 for before, after in groups),
+        commutes=(moves(0),),
     )

@@ -18,7 +18,7 @@ from einsummable_jax.graph.rules._windows import (
     localised,
 )
 from einsummable_jax.graph.rules.registry import OpContext, register
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Label, LocalCall, Role
+from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, moves
 from einsummable_jax.layout import Monoid
 
 ScatterFunction = Callable[..., jax.Array]
@@ -51,7 +51,15 @@ def scatter_spec(context: OpContext, scatter: ScatterFunction, monoid: Monoid | 
         results=(identity(operand.shape),),
         kernel=_kernel(context, windows, scatter, monoid, range(operand.ndim, len(labels))),
         flops=0 if monoid is None else updates.size,
+        commutes=_commutes(context, monoid),
     )
+
+
+def _commutes(context: OpContext, monoid: Monoid | None) -> tuple[Commutes, ...]:
+    """Operand and updates together, unless it is open which of several updates of one element wins."""
+    if monoid is not None:
+        return (Commutes(frozenset({0, 2}), monoid),)
+    return (moves(0, 2),) if context.params["unique_indices"] else ()
 
 
 def _windows(context: OpContext) -> Windows:

@@ -10,7 +10,7 @@ from jax import lax
 
 from einsummable_jax.graph.rules._labels import identity, pass_through, whole
 from einsummable_jax.graph.rules.registry import OpContext, rule
-from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Kernel, LocalCall
+from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Kernel, LocalCall, moves
 
 
 def _moves(
@@ -18,7 +18,14 @@ def _moves(
 ) -> JoinAggSpec:
     """A spec with one pass-through label per result dimension and no arithmetic."""
     shape = context.outputs[0].shape
-    return JoinAggSpec(pass_through(shape), operands, (identity(shape),), kernel, elementwise=elementwise)
+    return JoinAggSpec(
+        pass_through(shape),
+        operands,
+        (identity(shape),),
+        kernel,
+        elementwise=elementwise,
+        commutes=(moves(*range(len(operands))),) if operands else (),
+    )
 
 
 @rule("broadcast_in_dim", roles="all pass through; broadcast dimensions read the operand whole")
@@ -143,7 +150,11 @@ def _pad(context: OpContext) -> JoinAggSpec:
     )
     uncut = [d for d, (_, _, inner) in enumerate(config) if inner]
     return JoinAggSpec(
-        pass_through(result.shape, uncut), (operand_map, whole(())), (identity(result.shape),), kernel
+        pass_through(result.shape, uncut),
+        (operand_map, whole(())),
+        (identity(result.shape),),
+        kernel,
+        commutes=(moves(0, 1),),
     )
 
 

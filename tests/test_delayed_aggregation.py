@@ -1,0 +1,215 @@
+"""Aggregation delayed past operations that commute with it: rules, plans, bytes, results."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from random_plans import random_plan
+from spec_simulator import local_call
+from test_specs import (
+    CONVOLUTIONS,
+    DOTS,
+    DYNAMIC,
+    ELEMENTWISE,
+    GATHERS,
+    MOVES,
+    REDUCTIONS,
+    SCATTERS,
+)
+from test_specs import normal as draw
+
+from einsummable_jax.graph import build_graph
+from einsummable_jax.layout import Monoid
+from einsummable_jax.lowering import Lowerable
+from einsummable_jax.topology import machine
+from einsummable_jax.transform.launch import Executable
+from einsummable_jax.transform.planner import with_exchanges
+
+
+def normal(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
+
+
+def graph_of(function, args):
+    leaves, tree = jax.tree.flatten(args)
+    flat = lambda *xs: jax.tree.leaves(function(*jax.tree.unflatten(tree, xs)))  # noqa: E731
+    return build_graph(jax.make_jaxpr(flat)(*leaves))
+
+
+def run(plan, args, num_devices):
+    plan, programs = with_exchanges(plan, machine("dgx_a100", num_devices))
+    executable = Executable(Lowerable(plan, programs, tuple(jax.devices()[:num_devices])))
+    return executable.place_and_run(jax.tree.leaves(args))
+
+
+def carried(plan):
+    """The primitives that run on contributions."""
+    pairs = zip(plan.graph.operations, plan.decompositions, strict=True)
+    return [op.primitive for op, decomposition in pairs if decomposition.carried]
+
+
+# ---- rules -----------------------------------------------------------------------------------------
+
+TABLES = (CONVOLUTIONS, DYNAMIC, ELEMENTWISE, GATHERS, MOVES, REDUCTIONS, SCATTERS)
+EXTRA = {
+    "select of three": (
+        lambda i, *x: lax.select_n(i, *x),
+        np.int32(2),
+        *(normal(3, seed=i) for i in range(3)),
+    ),
+    "complex": (lambda x, y: jnp.imag(jnp.conj(lax.complex(x, y))), normal(3), normal(3, seed=1)),
+    "copies": (lambda x: jnp.copy(lax.stop_gradient(lax.optimization_barrier(x))) - x, normal(3)),
+    "or": (lambda x, y: (x | y) & x, draw(9, dtype=bool), draw(9, dtype=bool, seed=1)),
+    "extremes": (lambda x, y: lax.min(lax.max(x, y), x / 2), normal(3), normal(3, seed=1)),
+    "wider": (lambda x: x.astype("float32"), draw(5, dtype="bfloat16")),
+    "narrower": (lambda x: x.astype("bfloat16"), normal(5)),
+    "integer quotient": (lambda x, y: lax.div(x, y), np.int32([7, 9]), np.int32([2, 2])),
+    "neg": (lambda x: -x, normal(5)),
+    "set": (lambda x, i, y: x.at[i].set(y, unique_indices=True), normal(5), np.int32([3, 1]), normal(2)),
+    "add": (lambda x, y: lax.add(x, y), normal(5), normal(5, seed=1)),
+    "shape": (lambda x: x.reshape(3, 2), normal(2, 3)),
+    **{
+        name: (functools.partial(jnp.einsum, expression), normal(*left), normal(*right))
+        for name, (expression, left, right) in DOTS.items()
+    },
+    "integer dot": (lax.dot, draw(5, 7, dtype=np.int8), draw(7, 3, dtype=np.int8)),
+}
+
+
+COARSE = {"bfloat16": 6e-2, "float16": 6e-3, "float8_e4m3fn": 0.5}
+
+
+def monoids_for(dtype):
+    """One that sums, and one that does not, for operations that only move elements."""
+    if dtype == np.bool_:
+        return [Monoid.OR]
+    return [Monoid.SUM] if jnp.issubdtype(dtype, jnp.complexfloating) else [Monoid.SUM, Monoid.MAX]
+
+
+def whole(op, operands):
+    local = [x[op.spec.operand_box(i, op.spec.space).slices()] for i, x in enumerate(operands)]
+    return op.spec.kernel(local_call(op.spec, op.spec.space, 0), *local)
+
+
+def claims_of(graph):
+    """Pairs of an operation with operand positions and monoid in which it says that it commutes."""
+    for op in graph.operations:
+        for claim in op.spec.commutes:
+            dtype = graph.tensors[op.operands[min(claim.operands)]].dtype
+            for monoid in monoids_for(dtype) if claim.monoid is None else [claim.monoid]:
+                yield op, claim.operands, monoid
+
+
+def both_ways(op, operands, positions, monoid):
+    """``f(x) + f(y)`` and ``f(x + y)`` in the operands at ``positions`` together, for each result."""
+    first, second, both = list(operands), list(operands), list(operands)
+    for i in positions:
+        shape, dtype = operands[i].shape, operands[i].dtype
+        first[i], second[i] = (jnp.asarray(draw(*shape, dtype=dtype, seed=seed)) for seed in (3, 4))
+        both[i] = monoid.combine(first[i], second[i])
+    pairs = zip(whole(op, first), whole(op, second), whole(op, both), strict=True)
+    return [(monoid.combine(left, right), expected) for left, right, expected in pairs]
+
+
+def check_claims(function, *args):
+    """Check all claims of a function's operations; the primitives that make some."""
+    graph = graph_of(function, args)
+    claims = list(claims_of(graph))
+
+    def run(*inputs):
+        values = {t: jnp.asarray(x) for t, x in graph.literals.items()}
+        values.update(zip(graph.inputs, inputs, strict=True))
+        for op in graph.operations:
+            values.update(zip(op.results, whole(op, [values[t] for t in op.operands]), strict=True))
+        return [both_ways(op, [values[t] for t in op.operands], *claim) for op, *claim in claims]
+
+    for (op, positions, _), results in zip(claims, jax.jit(run)(*jax.tree.leaves(args)), strict=True):
+        for found, expected in results:
+            types = {found.dtype.name, *(graph.tensors[op.operands[i]].dtype.name for i in positions)}
+            tolerance = max(COARSE.get(name, 2e-5) for name in types)
+            found, expected = (np.asarray(x).astype(np.complex128) for x in (found, expected))
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=op.primitive)
+    return {op.primitive for op, *_ in claims}
+
+
+CLAIMING = """
+add and broadcast_in_dim concatenate conj convert_element_type cummax cumsum div dot_general
+dynamic_slice dynamic_update_slice gather imag max min mul neg optimization_barrier or pad
+reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reshape rev scatter scatter-add
+scatter-sub select_n slice squeeze sub transpose
+""".split()
+
+
+def test_what_commutes_does():
+    cases = [case for table in (*TABLES, EXTRA) for case in table.values()]
+    claiming = set().union(*(check_claims(*case) for case in cases))
+    assert claiming >= set(CLAIMING), set(CLAIMING) - claiming
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.exp,
+        jnp.abs,
+        jnp.square,
+        lambda x: x**3,
+        lambda x: x.astype("bfloat16"),
+        lambda x: x > 0,
+        lambda x: jnp.argmax(x, 0),
+        lambda x: 1 / x,
+        jnp.floor,
+    ],
+)
+def test_what_is_not_linear_claims_nothing(function):
+    op = graph_of(function, (normal(3, 4),)).operations[-1]
+    position = len(op.operands) - 1
+    assert op.spec.commuting((position,), Monoid.SUM) is None, op.primitive
+
+
+# ---- plans -----------------------------------------------------------------------------------------
+
+X, W = normal(6, 8), normal(8, 5)
+CHAINS = {
+    "slice, sum": lambda x, w: (x @ w)[1:4].sum(0),
+    "transpose, reshape, neg": lambda x, w: -(x @ w).T.reshape(15, 2),
+    "pad with three": lambda x, w: jnp.pad(x @ w, ((1, 2), (0, 1)), constant_values=3.0),
+    "final terms count once": lambda x, w: (x @ w + 2.0) * 3.0 - x[:, :5],
+    "two partial terms": lambda x, w: (x @ w) + (x * 2) @ w,
+    "no product of two": lambda x, w: (x @ w) * (x @ w),
+    "quotient, select": lambda x, w: jnp.where(x[:, :5] > 0, (x @ w) / 7.0, -1.0),
+    "concatenate with final": lambda x, w: jnp.concatenate([x @ w, x[:, :5], x @ w], 0),
+    "two contractions": lambda x, w: (x @ w) @ w.T @ w[:, :2],
+    "cumsum, broadcast": lambda x, w: jnp.broadcast_to(jnp.cumsum(x @ w, 1)[:, None], (6, 3, 5)),
+    "windows": lambda x, w: lax.dynamic_update_slice(
+        jnp.ones((7, 6)), lax.dynamic_slice(x @ w, (jnp.int32(2), jnp.int32(1)), (3, 4)), (1, 2)
+    ),
+    "gather, scatter": lambda x, w: (
+        jnp.ones((9, 5)).at[(x[:3, 0] > 0).astype(int)].add((x @ w)[(x[:3, 1] > 0) * 4])
+    ),
+    "maxima": lambda x, w: jnp.maximum(jnp.pad(x.max(1), (1, 1)), 0.1)[::-1].max(),
+    "bfloat16 to float32": lambda x, w: (x.astype("bfloat16") @ w.astype("bfloat16")).astype("float32")[:3],
+    "complex": lambda x, w: jnp.real(jnp.conj((x + 1j) @ w) * 2j),
+}
+
+
+@pytest.mark.parametrize("num_devices", [2, 5])
+@pytest.mark.parametrize("case", CHAINS)
+def test_random_plans_on_contributions_equal_one_device(case, num_devices):
+    function = CHAINS[case]
+    expected = jax.tree.leaves(jax.jit(function)(X, W))
+    tolerance = 3e-2 if "bfloat16" in case else 2e-5
+    seen = []
+    for seed in range(30):
+        plan = random_plan(graph_of(function, (X, W)), num_devices, seed)
+        if carried(plan) or case == "no product of two":
+            seen += carried(plan)
+            found = run(plan, (X, W), num_devices)
+            for left, right in zip(found, expected, strict=True):
+                np.testing.assert_allclose(
+                    left, right, rtol=tolerance, atol=tolerance, err_msg=f"seed {seed}"
+                )
+            break
+    assert seen or case == "no product of two"
