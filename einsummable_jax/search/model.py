@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
-from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.layout import Box, Layout
+from einsummable_jax.search.boundary import Boundary, boundary_family
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.energy import EnergyBuilder
@@ -92,7 +92,7 @@ class Model:
         self.group_variables: dict[int, GroupVariable] = {}
         self.input_variables: list[int] = []
         self.output_variables: list[int] = []
-        self._layouts_of: dict[int, list[MeshLayout]] = {}
+        self._layouts_of: dict[int, list[Layout]] = {}
         self._made: dict[int, Endpoint] = {}
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
@@ -110,24 +110,27 @@ class Model:
         for index, op in enumerate(self.graph.operations):
             for tensor in op.operands:
                 first_use.setdefault(tensor, index)
-        for tensor in self.graph.inputs:
-            endpoint = self._mesh_endpoint(tensor, None, first_use.get(tensor, 0) - 0.5)
+        tiled = self._boundary.tiled_inputs
+        for position, tensor in enumerate(self.graph.inputs):
+            place = first_use.get(tensor, 0) - 0.5
+            endpoint = self._mesh_endpoint(tensor, None, place, position in tiled)
             self.input_variables.append(endpoint.variable)
             self._made[tensor] = endpoint
-        state = {output: self.input_variables[i] for i, output in self.graph.state}
+        state = {output: i for i, output in self.graph.state}
         for position, tensor in enumerate(self.graph.outputs):
-            endpoint = self._mesh_endpoint(tensor, state.get(position), len(self.graph.operations))
+            source = state.get(position)
+            variable = None if source is None else self.input_variables[source]
+            endpoint = self._mesh_endpoint(tensor, variable, len(self.graph.operations), source in tiled)
             self.output_variables.append(endpoint.variable)
             if tensor not in self.graph.literals:
                 self._used.setdefault(tensor, []).append(endpoint)
 
-    def _mesh_endpoint(self, tensor: int, variable: int | None, place: float) -> Endpoint:
+    def _mesh_endpoint(self, tensor: int, variable: int | None, place: float, tiled: bool) -> Endpoint:
         """The layouts a function input or output may have; holding less is a tie-break."""
         value = self.graph.tensors[tensor]
-        key = ("mesh", value.shape)
+        key = ("mesh", value.shape, tiled)
         if key not in self._memo:
-            choices = list(mesh_layouts(value.shape, self.topology.num_devices))
-            boxes = np.array([[b.bounds for b in c.device_boxes(value.shape)] for c in choices], np.int64)
+            choices, boxes = boundary_family(value.shape, self.topology.num_devices, tiled)
             boxes = boxes.reshape(len(choices), self.topology.num_devices, len(value.shape), 2)
             layouts, index = self._intern(value.shape, boxes, np.zeros(boxes.shape[:2], np.int64))
             firsts = np.unique(index, return_index=True)[1]
@@ -289,7 +292,7 @@ class Model:
             seconds[choice.group.members[0]] = float(choice.seconds[states[variable]])
         return seconds
 
-    def boundary(self, states: Sequence[int]) -> tuple[list[MeshLayout], list[MeshLayout]]:
+    def boundary(self, states: Sequence[int]) -> tuple[list[Layout], list[Layout]]:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
