@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Box, Layout, MeshLayout
 
+MAX_SHARE = 1.02
+"""How much more than an even share of a tensor that is cut among all devices the fullest device may hold."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
@@ -19,6 +22,9 @@ class Boundary:
       outputs: The same for each result.
       tiled: Whether chosen layouts may be any tiles; otherwise they are those that a `NamedSharding` over the
         refined mesh can hold.
+      tiled_inputs: Positions of inputs (and so of the results that come back as them) that are cut among all
+        devices, unevenly where they do not divide: the fullest device holds `MAX_SHARE` of an even share at
+        most, or as little as can be.
       single_copy: Whether chosen layouts hold every element on exactly one device.
     """
 
@@ -26,6 +32,7 @@ class Boundary:
     outputs: tuple[Layout | None, ...]
     tiled: bool = False
     single_copy: bool = False
+    tiled_inputs: frozenset[int] = frozenset()
 
     @classmethod
     def chosen(cls, graph: Graph, *, tiled: bool = False, single_copy: bool = False) -> Boundary:

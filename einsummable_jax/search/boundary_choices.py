@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from einsummable_jax.layout import Layout, mesh_layouts
-from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.boundary import MAX_SHARE, Boundary
+from einsummable_jax.search.candidates import mesh_candidates
 from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
 from einsummable_jax.search.tiles import DeviceBoxes, as_layout, single_copy
 
@@ -18,6 +20,7 @@ def boundary_choices(
     boundary: Boundary,
     fixed: Layout | None,
     families: Sequence[TileLayouts],
+    among_all: bool = False,
 ) -> tuple[list[Layout], TileLayouts]:
     """The distinct layouts that an input or result may have.
 
@@ -27,6 +30,7 @@ def boundary_choices(
       boundary: Which kinds of layouts are allowed.
       fixed: The one layout it must have, if any.
       families: What its users need and its maker leaves, which tiled layouts follow.
+      among_all: Whether it must be cut among all devices, see `Boundary.tiled_inputs`.
 
     Returns:
       The layouts, and the same for pricing, in the same order.
@@ -34,6 +38,8 @@ def boundary_choices(
     mesh = {_boxes(layout, shape): layout for layout in mesh_layouts(shape, num_devices)}
     if fixed is not None:
         named: dict[DeviceBoxes, Layout] = {_boxes(fixed, shape): fixed}
+    elif among_all:
+        named = {boxes: mesh.get(boxes) or as_layout(boxes) for boxes in _among_all(shape, num_devices)}
     elif boundary.tiled:
         # A layout that a mesh gives too is named as that.
         tiled = _tiled(shape, num_devices, boundary.single_copy, families)
@@ -58,6 +64,16 @@ def _tiled(
                 found[boxes] = None
             found[single_copy(shape, boxes)] = None
     return list(found) or [single_copy(shape, whole)]
+
+
+def _among_all(shape: tuple[int, ...], num_devices: int) -> list[DeviceBoxes]:
+    """Cuts of which the fullest device holds `MAX_SHARE` of an even share at most, or as little as can be."""
+    bounds = mesh_candidates(shape, [True] * len(shape), num_devices).bounds
+    fullest = np.prod(np.diff(bounds, axis=-1), axis=(-2, -1)).max(axis=1)
+    few = bounds[fullest <= max(MAX_SHARE * math.prod(shape) / num_devices, fullest.min())]
+    tiles = [[tuple((start, stop) for start, stop in box) for box in layout] for layout in few.tolist()]
+    filled = [[() if any(a == b for a, b in box) else (box,) for box in layout] for layout in tiles]
+    return list(dict.fromkeys(map(tuple, filled)))
 
 
 def _boxes(layout: Layout, shape: tuple[int, ...]) -> DeviceBoxes:
