@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from einsummable_jax._compat import empty_abstract_mesh
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.layout import MeshLayout, axis_names, axis_sizes
 from einsummable_jax.lowering.emit import Exchanges, emit, new_exchange_ids
@@ -114,13 +115,19 @@ class Lowerable:
             chosen = lax.dynamic_index_in_dim(jax.numpy.asarray(group), rank, keepdims=False)
             return lax.switch(chosen, branches, *inputs)
 
-        return jax.shard_map(
+        program = jax.shard_map(
             shard_program,
             mesh=mesh,
             in_specs=_specs(self.plan.inputs),
             out_specs=list(_specs(self.plan.outputs)),
             check_vma=False,
         )
+
+        def under_no_mesh(*inputs: Any) -> list[Any]:
+            with use_abstract_mesh(empty_abstract_mesh):  # the caller's `jax.set_mesh` is of another mesh
+                return program(*inputs)
+
+        return under_no_mesh
 
     def _numbered_exchanges(self) -> Exchanges:
         """The exchanges with ids that nothing else in this process has."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
+from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, Layout, mesh_layouts
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.groups import Group, make_groups
@@ -164,7 +165,10 @@ class Model:
                 self._made[tensor] = Endpoint(variable, layouts, index)
 
     def _candidates(self, group: Group) -> Candidates:
-        """The candidates that every member admits."""
+        """The candidates that every member admits; the given ones where the user has fixed them."""
+        constraint = constraint_in(self.graph, group)
+        if constraint is not None:
+            return self._constrained(group, constraint)
         operations = [(m, self.graph.operations[m]) for m in group.members]
         merged = {
             group.array_map(m, array_map)
@@ -185,6 +189,13 @@ class Model:
             if balanced:
                 keep &= found.distinct_calls == found.distinct_calls[keep].max()
             self._memo[key] = found.take(keep)
+        return self._memo[key]
+
+    def _constrained(self, group: Group, constraint: Constraint) -> Candidates:
+        shape = self.graph.tensors[self.graph.operations[group.members[0]].results[0]].shape
+        key = ("constrained", shape, constraint)
+        if key not in self._memo:
+            self._memo[key] = constrained_candidates(constraint, shape, group, self.topology.num_devices)
         return self._memo[key]
 
     def _layouts(
