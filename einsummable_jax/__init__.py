@@ -6,6 +6,7 @@ from einsummable_jax.topology import Topology as Topology
 from einsummable_jax.topology import detect as detect
 from einsummable_jax.topology import machine as machine
 from einsummable_jax.transform import Distributed as Distributed
+from einsummable_jax.transform import constrain as constrain
 from einsummable_jax.transform import distribute as distribute
 
 __version__ = "0.1.0"

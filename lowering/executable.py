@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, use_abstract_mesh
 
+from einsummable_jax._compat import empty_abstract_mesh
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.lowering.crossing import named_sharding, partition_spec, refined_mesh, shard_shape
 from einsummable_jax.lowering.emit import Exchanges, branch_token, emit, new_exchange_ids
@@ -101,13 +102,19 @@ class Lowerable:
             chosen = lax.dynamic_index_in_dim(jax.numpy.asarray(group), rank, keepdims=False)
             return lax.switch(chosen, branches, self._token(inputs), *inputs)
 
-        return jax.shard_map(
+        program = jax.shard_map(
             shard_program,
             mesh=mesh,
             in_specs=tuple(map(partition_spec, self.plan.inputs)),
             out_specs=list(map(partition_spec, self.plan.outputs)),
             check_vma=False,
         )
+
+        def under_no_mesh(*inputs: Any) -> list[Any]:
+            with use_abstract_mesh(empty_abstract_mesh):  # the caller's `jax.set_mesh` is of another mesh
+                return program(*inputs)
+
+        return under_no_mesh
 
     def _numbered_exchanges(self) -> Exchanges:
         """The exchanges with ids that nothing else in this process has."""

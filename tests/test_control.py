@@ -1,15 +1,37 @@
 """Layouts that the user fixes: at the boundary and inside, with the search doing the rest."""
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from einsummable_jax import constrain, distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.layout import Box, MeshLayout, TiledLayout, mesh_layouts
+from einsummable_jax.layout import Box, MeshLayout, TiledLayout, layout_of, mesh_layouts
 from einsummable_jax.search import Boundary, search
 from einsummable_jax.topology import machine
+
+DEVICES = jax.devices()
+FOUR = Mesh(np.array(DEVICES[:4]), ("a",))
+UNEVEN_ROWS = (0, 1, 3, 10, 12, 20, 25, 31, 32)
+OVERLAPPING = TiledLayout(((Box(((0, 8), (0, 16))),), *((Box(((7, 13), (0, 16))),) for _ in range(7))))
+on_machine = functools.partial(distribute, topology=machine("dgx_a100", 8))
+
+
+def close(found, expected, tolerance=3e-5):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert left.dtype == right.dtype
+        scale = max(1.0, float(np.max(np.abs(right), initial=0)))
+        np.testing.assert_allclose(
+            np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance * scale
+        )
 
 
 def matmul_graph(state=()):
@@ -76,3 +98,158 @@ def test_layouts_that_do_not_fit(layout, complaint):
         return
     with pytest.raises(ValueError, match=complaint):
         search(graph, machine("dgx_a100", 8), boundary=boundary(graph, {0: layout}))
+
+
+# ---- constrain -----------------------------------------------------------------------------------
+
+ROWS, COLUMNS = MeshLayout(8, ((0, 1, 2), ())), MeshLayout(8, ((), (0, 1, 2)))
+UNEVEN = TiledLayout(tuple((Box(((a, b), (0, 16))),) for a, b in itertools.pairwise(UNEVEN_ROWS)))
+PERMUTED = TiledLayout(tuple((Box(((4 * d, 4 * d + 4), (0, 16))),) for d in (3, 0, 7, 1, 2, 6, 5, 4)))
+HALF_EMPTY = TiledLayout(tuple(() if d % 2 else (Box(((4 * d, 4 * d + 8), (0, 16))),) for d in range(8)))
+MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("a", "b"))
+BLOCKS = NamedSharding(MESH, P("b", "a"))
+REVERSED = NamedSharding(Mesh(np.array(DEVICES[::-1]).reshape(4, 2), ("a", "b")), P("b", "a"))
+LAYOUTS = {
+    "rows": ROWS,
+    "columns": COLUMNS,
+    "uneven": UNEVEN,
+    "permuted": PERMUTED,
+    "half the devices empty": HALF_EMPTY,
+    "blocks": BLOCKS,
+    "reversed mesh": REVERSED,
+}
+
+
+def constrained(x, w, layout, fix=constrain):
+    hidden = fix(jnp.sin(x) @ w, layout)
+    return jnp.sum(jnp.cos(hidden) @ w.T, axis=1)
+
+
+def operands(seed=0):
+    first, second = jax.random.split(jax.random.key(seed))
+    return jax.random.normal(first, (32, 24)), jax.random.normal(second, (24, 16)) * 0.3
+
+
+def tiles_of_constraint(plan):
+    """The tiles that each constrained tensor of a plan has."""
+    found = []
+    for operation in plan.graph.operations:
+        if operation.primitive == "constrain":
+            relation = plan.relations[operation.results[0]][0]
+            found.append([[box for box, _ in relation.tiles_of(d)] for d in range(plan.num_devices)])
+    return found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_constrained_value_has_the_layout(name):
+    x, w = operands()
+    layout = LAYOUTS[name]
+    f = on_machine(functools.partial(constrained, layout=layout))
+    close(f(x, w), constrained(x, w, layout))
+    as_layout = layout_of(layout, (32, 16), DEVICES) if isinstance(layout, NamedSharding) else layout
+    expected = [list(boxes) for boxes in as_layout.device_tiles((32, 16))]
+    assert tiles_of_constraint(f.plan(x, w)) == [expected]
+
+
+@pytest.mark.parametrize("how", ["grad", "jit_grad", "vmap", "vmap_grad", "jvp", "checkpoint_grad"])
+def test_transformations_of_constrained_functions(how):
+    x, w = operands()
+
+    def total(x, w, fix=constrain):
+        return constrained(x, w, ROWS, fix).sum()
+
+    f = on_machine(total)
+    transform = {
+        "grad": lambda f: jax.grad(f, (0, 1)),
+        "jit_grad": lambda f: jax.jit(jax.grad(f, (0, 1))),
+        "vmap": lambda f: lambda x, w: jax.vmap(f, (None, 0))(x, jnp.stack([w, 2 * w])),
+        "vmap_grad": lambda f: lambda x, w: jax.vmap(jax.grad(f), (None, 2))(x, jnp.stack([w, 2 * w], 2)),
+        "jvp": lambda f: lambda x, w: jax.jvp(f, (x, w), (w.T[:1] + x, w)),
+        "checkpoint_grad": lambda f: jax.grad(jax.checkpoint(f), (0, 1)),
+    }[how]
+    close(transform(f)(x, w), transform(total)(x, w))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_the_dimension_of_vmap_is_free(axis):
+    x, w = operands()
+    f = on_machine(jax.vmap(lambda y: constrain(jnp.tanh(y), ROWS), axis, axis))
+    batch = jnp.stack([x @ w] * 3, axis)
+    close(f(batch), jnp.tanh(batch))
+    ((first, *_),) = tiles_of_constraint(f.plan(batch))
+    assert [n for d, n in enumerate(first[0].shape) if d != axis] == [4, 16]
+
+
+def test_with_sharding_constraint_is_honoured():
+    x, w = operands()
+    fixed = functools.partial(constrained, layout=BLOCKS, fix=jax.lax.with_sharding_constraint)
+    f = on_machine(fixed)
+    close(f(x, w), fixed(x, w))
+    expected = [list(boxes) for boxes in layout_of(BLOCKS, (32, 16), DEVICES).device_tiles((32, 16))]
+    assert tiles_of_constraint(f.plan(x, w)) == [expected]
+    gradient = on_machine(jax.grad(lambda x: fixed(x, w).sum()))
+    assert tiles_of_constraint(gradient.plan(x)) == [expected, expected]  # the cotangent alike
+
+
+def test_uneven_sharding_constraint_and_open_dimensions():
+    x = jnp.arange(13.0 * 16).reshape(13, 16)
+    uneven = NamedSharding(MESH, P(("a", "b")))
+    f = on_machine(lambda x: jax.lax.with_sharding_constraint(x * 2, uneven) + 1)
+    close(f(x), x * 2 + 1)
+    ((*tiles,),) = tiles_of_constraint(f.plan(x))
+    assert [boxes[0].shape[0] for boxes in tiles] == [2, 2, 2, 2, 2, 1, 1, 1]
+    opened = NamedSharding(MESH, P(P.UNCONSTRAINED, "a"))
+    for fix in (constrain, jax.lax.with_sharding_constraint):
+        f = on_machine(lambda x, fix=fix: fix(x * 2, opened) + 1)
+        close(f(x), x * 2 + 1)
+        ((*tiles,),) = tiles_of_constraint(f.plan(x))
+        assert {boxes[0].shape[1] for boxes in tiles} == {4}
+
+
+def test_partition_spec_of_the_mesh_that_is_set():
+    x, w = operands()
+    f = on_machine(functools.partial(constrained, layout=P("b", "a")))
+    with pytest.raises(ValueError, match=r"no mesh is set.*Remedy"):
+        f(x, w)
+    with jax.set_mesh(MESH):
+        close(f(x, w), constrained(x, w, BLOCKS))
+        assert len(tiles_of_constraint(f.plan(x, w))) == 1
+
+
+def test_constraint_in_a_loop_that_is_replicated():
+    x, w = operands()
+
+    def loop(x, w, fix):
+        return jax.lax.while_loop(
+            lambda state: state[0] < 3, lambda state: (state[0] + 1, fix(state[1] * 0.5)), (0, x @ w)
+        )[1]
+
+    for fix in (lambda y: constrain(y, ROWS), lambda y: jax.lax.with_sharding_constraint(y, BLOCKS)):
+        close(on_machine(functools.partial(loop, fix=fix))(x, w), loop(x, w, lambda y: y))
+
+
+@pytest.mark.parametrize(
+    ("fix", "layout", "complaint"),
+    [
+        (constrain, MeshLayout(8, ((0,), ())), r"constrain at test_control.*does not divide by \(2, 1\)"),
+        (constrain, NamedSharding(MESH, P("a")), r"extent 13 in 4 \(a=4\), and 13 % 4 = 1"),
+        (constrain, MeshLayout(8, ((0,),)), "1 dimensions, the array 2"),
+        (constrain, NamedSharding(FOUR, P("a")), r"devices \[0, 1, 2, 3\], the plan over devices"),
+        (jax.lax.with_sharding_constraint, NamedSharding(FOUR, P("a")), "with_sharding_constraint at test_"),
+        (constrain, OVERLAPPING, r"overlap; tiles of a constraint are equal or apart"),
+    ],
+)
+def test_constraints_that_cannot_hold(fix, layout, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        on_machine(lambda x: fix(x + 1, layout)).plan(jnp.ones((13, 16)))
+
+
+def test_constrain_takes_prefix_trees_and_is_the_identity_elsewhere():
+    x, w = operands()
+    tree = {"x": x, "rest": [w, x]}
+    close(constrain(tree, {"x": None, "rest": ROWS}), tree)
+    close(jax.jit(lambda t: constrain(t, ROWS))(tree), tree)
+    with pytest.raises(ValueError, match=r"(?s)prefix of the constrained value.*layout\['rest'\]"):
+        constrain(tree, {"x": ROWS, "rest": (ROWS, None)})
+    with pytest.raises(TypeError, match="expected a NamedSharding"):
+        constrain(x, "rows")

@@ -1,5 +1,8 @@
 """From a jaxpr to a graph of operations with join-agg specs."""
 
+from einsummable_jax.graph.constraint import Constraint as Constraint
+from einsummable_jax.graph.constraint import constrain_p as constrain_p
+from einsummable_jax.graph.constraint import without_open_dims as without_open_dims
 from einsummable_jax.graph.graph import Graph as Graph
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from einsummable_jax import _compat
+from einsummable_jax.graph.constraint import CONSTRAINTS, constrain_p, constraint_of, without_constraints
 from einsummable_jax.graph.expand import expansion
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.rules import spec_for
@@ -34,16 +33,15 @@ _BODY_PARAMETER = {
 """Primitives that are calls, and the parameter that holds their body."""
 
 _CHECKPOINTS = frozenset({"checkpoint", "remat2"})
-_IDENTITIES = frozenset({"copy", "name", "sharding_constraint", "stop_gradient"})
+_IDENTITIES = frozenset({"copy", "name", "stop_gradient"})
 _SHARED_LITERAL_BYTES = 64
-
-_log = logging.getLogger(__name__)
 
 
 def build_graph(
     closed_jaxpr: ClosedJaxpr,
     input_names: Sequence[str] | None = None,
     state: Sequence[tuple[int, int]] = (),
+    devices: Sequence[Any] | None = None,
 ) -> Graph:
     """The graph of operations of ``closed_jaxpr``.
 
@@ -54,17 +52,19 @@ def build_graph(
       closed_jaxpr: What to plan. Constants of more than one element must be inputs.
       input_names: How reports call each input, such as ``params['w']``.
       state: Pairs ``(input position, output position)`` that must keep one layout.
+      devices: The device of each rank; shardings that the program asks for are read with it.
 
     Returns:
       The graph; inputs and outputs are in the order of the jaxpr's.
 
     Raises:
-      ValueError: A constant has more than one element, or names or state do not fit the jaxpr.
+      ValueError: A constant has more than one element, names or state do not fit the jaxpr, or the program
+        constrains a value to a layout that it cannot have.
       NotImplementedError: A value is no array (a mutable reference or a token).
     """
     jaxpr = closed_jaxpr.jaxpr
     _check(closed_jaxpr, input_names, state)
-    builder = _Builder()
+    builder = _Builder(devices)
     names = input_names or [f"arg{i}" for i in range(len(jaxpr.invars))]
     inputs = [builder.tensor(v.aval, name) for v, name in zip(jaxpr.invars, names, strict=True)]
     consts = [builder.literal(value) for value in closed_jaxpr.consts]
@@ -103,7 +103,8 @@ class _Site:
 class _Builder:
     """Tensors and operations found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[Any] | None) -> None:
+        self.devices = devices
         self.tensors: list[Tensor] = []
         self.operations: list[Operation] = []
         self.effectful: set[int] = set()
@@ -151,9 +152,9 @@ class _Builder:
         source = site.source or _source_line(eqn)
         stack = _joined(site.name_stack, str(eqn.source_info.name_stack))
         if name in _IDENTITIES:
-            if name == "sharding_constraint":
-                _warn_constraint_ignored()
             return operands
+        if name in CONSTRAINTS:
+            return [self._constraint(eqn, operands[0], source, stack)]
         if name == "optimization_barrier":
             return [self._barrier(x, source, stack) for x in operands]
         if name in _BODY_PARAMETER:
@@ -179,27 +180,40 @@ class _Builder:
         return self.inline(jaxpr, [self.literal(v) for v in values], operands, site)
 
     def _barrier(self, operand: int, source: str, stack: str) -> int:
+        return self._identity(_compat.optimization_barrier_p, {}, operand, source, stack)
+
+    def _constraint(self, eqn: JaxprEqn, operand: int, source: str, stack: str) -> int:
+        tensor = self.tensors[operand]
+        if not isinstance(tensor.dtype, np.dtype):
+            return operand  # a typed PRNG key, which every device holds
+        constraint = constraint_of(eqn, tensor.shape, self.devices, source)
+        if constraint is None:
+            return operand
+        return self._identity(constrain_p, {"constraint": constraint}, operand, source, stack)
+
+    def _identity(
+        self, primitive: Primitive, params: dict[str, Any], operand: int, source: str, stack: str
+    ) -> int:
+        """Add an operation that must stay though its result is its operand."""
         if operand in self.literals:
             return operand
         tensor = self.tensors[operand]
-        primitive = _compat.optimization_barrier_p
-        spec = spec_for(primitive, {}, [tensor], [tensor])
+        spec = spec_for(primitive, params, [tensor], [tensor])
         self.tensors.append(dataclasses.replace(tensor, name=primitive.name))
         result = len(self.tensors) - 1
-        self.operations.append(Operation(primitive.name, {}, spec, (operand,), (result,), source, stack))
+        self.operations.append(Operation(primitive.name, params, spec, (operand,), (result,), source, stack))
         return result
 
     def _operation(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
         name = eqn.primitive.name
         results = [self.tensor(v.aval, name) for v in eqn.outvars]
+        params = without_constraints(eqn.params)
         spec = spec_for(
-            eqn.primitive, eqn.params, [self.tensors[x] for x in operands], [self.tensors[x] for x in results]
+            eqn.primitive, params, [self.tensors[x] for x in operands], [self.tensors[x] for x in results]
         )
         if eqn.effects:
             self.effectful.add(len(self.operations))
-        self.operations.append(
-            Operation(name, eqn.params, spec, tuple(operands), tuple(results), source, stack)
-        )
+        self.operations.append(Operation(name, params, spec, tuple(operands), tuple(results), source, stack))
         return results
 
     def graph(self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]) -> Graph:
@@ -255,11 +269,3 @@ def _is_user_code(jaxpr: Jaxpr) -> bool:
         return True
     file_name = origin.rsplit(" at ", 1)[1].rsplit(":", 1)[0]
     return _compat.source_info_util.is_user_filename(file_name)
-
-
-@functools.cache
-def _warn_constraint_ignored() -> None:
-    _log.warning(
-        "with_sharding_constraint inside a distributed function is ignored: the plan decides where "
-        "results live"
-    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 from einsummable_jax.graph import Graph
-from einsummable_jax.layout import Box, Layout, MeshLayout
+from einsummable_jax.layout import Layout, alike, misfit, words
 
 MAX_SHARE = 1.02
 """How much more than an even share of a tensor that is cut among all devices the fullest device may hold."""
@@ -52,7 +51,7 @@ class Boundary:
         for source, target in graph.state:
             shape = graph.tensors[graph.inputs[source]].shape
             before, after = inputs[source], outputs[target]
-            if before is not None and after is not None and not _alike(before, after, shape):
+            if before is not None and after is not None and not alike(before, after, shape):
                 name = graph.tensors[graph.inputs[source]].name
                 raise ValueError(
                     f"state {name}, shape {shape}, is fixed to {words(before)} as input and to "
@@ -61,19 +60,6 @@ class Boundary:
                 )
             inputs[source] = outputs[target] = before or after
         return dataclasses.replace(self, inputs=tuple(inputs), outputs=tuple(outputs))
-
-
-def words(layout: Layout) -> str:
-    """A layout as error messages show it."""
-    if isinstance(layout, MeshLayout):
-        return f"{layout.parts()} tiles ({layout.partition_spec()})"
-    boxes = [", ".join(map(str, held)) or "nothing" for held in layout.tiles]
-    shown = "; ".join(f"device {device}: {held}" for device, held in enumerate(boxes[:4]))
-    return f"tiles ({shown}{'; ...' if len(boxes) > 4 else ''})"
-
-
-def _alike(left: Layout, right: Layout, shape: Sequence[int]) -> bool:
-    return left == right or left.device_tiles(shape) == right.device_tiles(shape)
 
 
 def _checked(
@@ -88,22 +74,3 @@ def _checked(
             if problem:
                 raise ValueError(f"{side} {position}, {value.name!r}, fixed to {words(layout)}: {problem}")
     return list(layouts)
-
-
-def misfit(layout: Layout, shape: Sequence[int], num_devices: int) -> str | None:
-    """Why ``layout`` cannot hold a tensor of ``shape`` on ``num_devices`` devices; None if it can."""
-    if layout.num_devices != num_devices:
-        return f"it is for {layout.num_devices} devices, the plan for {num_devices}"
-    if isinstance(layout, MeshLayout):
-        if len(layout.axes) != len(shape):
-            return f"it has {len(layout.axes)} dimensions, the array {len(shape)}"
-        return None if layout.holds(shape) else f"shape {tuple(shape)} does not divide by {layout.parts()}"
-    boxes = list(dict.fromkeys(itertools.chain.from_iterable(layout.tiles)))
-    full = Box.full(shape)
-    outside = next((box for box in boxes if box.ndim != len(shape) or not full.contains(box)), None)
-    if outside is not None:
-        return f"tile {outside} is not a part of shape {tuple(shape)}"
-    rest = [] if full.is_empty else [full]
-    for box in boxes:
-        rest = [piece for part in rest for piece in part.subtract(box)]
-    return f"no device holds {rest[0]} of shape {tuple(shape)}" if rest else None

@@ -15,7 +15,7 @@ from einsummable_jax.search.groups import Group
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
 
-FREE = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
+FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
+from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, Layout
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.cover_search import BALANCED, CoverSearch
 from einsummable_jax.search.covers import Covers
@@ -229,7 +230,10 @@ class Model:
                 self._made[tensor] = Endpoint(variable, layouts, index)
 
     def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
-        """The mesh candidates that every member admits, and the covers; balanced where that is asked."""
+        """The mesh candidates that every member admits, and the covers; the one given where it is fixed."""
+        constraint = constraint_in(self.graph, group)
+        if constraint is not None:
+            return self._constrained(group, constraint)
         operations = [(m, self.graph.operations[m]) for m in group.members]
         merged = {
             group.array_map(m, array_map)
@@ -249,6 +253,14 @@ class Model:
                 keep &= _one_monoid(found, of_label)
             found, covers = found.take(keep), Covers(offered, len(group.extents), self.topology.num_devices)
             self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
+        return self._memo[key]
+
+    def _constrained(self, group: Group, constraint: Constraint) -> tuple[Candidates, Covers]:
+        shape = self.graph.tensors[self.graph.operations[group.members[0]].results[0]].shape
+        key = ("constrained", shape, constraint)
+        if key not in self._memo:
+            fixed = constrained_candidates(constraint, shape, group, self.topology.num_devices)
+            self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
         return self._memo[key]
 
     def _layouts(

@@ -74,7 +74,7 @@ def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any 
       state: Pairs (input, output) that must keep one layout.
     """
     began = time.perf_counter()
-    graph = build_graph(jaxpr, list(names) or None, state)
+    graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
         plan = search(graph, options.topology, options.objective, boundary=options.boundary(graph))
     searched = time.perf_counter()

@@ -1,5 +1,6 @@
 """Join-agg rules, one module per family of primitives; importing this package registers them all."""
 
+from einsummable_jax.graph.rules import constraint as constraint
 from einsummable_jax.graph.rules import contraction as contraction
 from einsummable_jax.graph.rules import dynamic_slicing as dynamic_slicing
 from einsummable_jax.graph.rules import elementwise as elementwise
