@@ -99,6 +99,7 @@ class Model:
         self._add_boundary()
         for group in make_groups(graph):
             self._add_group(group)
+        self._add_carries()
         for tensor in range(len(graph.tensors)):
             self._add_exchanges(tensor)
         self.energy = self.builder.energy()
@@ -147,8 +148,9 @@ class Model:
     def _add_group(self, group: Group) -> None:
         candidates = self._candidates(group)
         seconds = self._kernel_cost.seconds(group, candidates)
+        trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
         uneven = np.where(candidates.is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
-        variable = self.builder.variable(self._price(seconds + uneven), group.members[0])
+        variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
         self.group_variables[variable] = GroupVariable(group, candidates, seconds)
         for member in group.members:
             operation = self.graph.operations[member]
@@ -159,6 +161,16 @@ class Model:
             for tensor, array_map in zip(operation.results, operation.spec.results, strict=True):
                 layouts, index = self._layouts(group, member, candidates, array_map, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+
+    def _add_carries(self) -> None:
+        """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
+        for loop in self.graph.loops:
+            for carry in loop.carries:
+                (start,) = self.graph.operations[carry.operation].results
+                made = self._made[start]
+                self._made[carry.final] = made
+                if carry.next not in self.graph.literals:
+                    self._used.setdefault(carry.next, []).append(made)
 
     def _candidates(self, group: Group) -> Candidates:
         """The candidates that every member admits."""
@@ -255,10 +267,11 @@ class Model:
 
     def _couple(self, made: Endpoint, used: Endpoint, tensor: int) -> None:
         itemsize = self.graph.tensors[tensor].dtype.itemsize
-        key = ("exchange", id(made.layouts), id(used.layouts), itemsize)
+        trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
+        key = ("exchange", id(made.layouts), id(used.layouts), itemsize, trips)
         if key not in self._memo:
             table = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
-            self._memo[key] = self._price(table.seconds, table.received_bytes)
+            self._memo[key] = trips * self._price(table.seconds, table.received_bytes)
         self.builder.couple(made.variable, used.variable, self._memo[key], made.index, used.index)
 
     def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
@@ -283,7 +296,7 @@ class Model:
         return [found[index] for index in range(len(self.graph.operations))]
 
     def kernel_seconds(self, states: Sequence[int]) -> list[float]:
-        """Modelled kernel time of every operation: a group's time stands at its first member."""
+        """Modelled kernel time of one run of every operation: a group's time stands at its first member."""
         seconds = [0.0] * len(self.graph.operations)
         for variable, choice in self.group_variables.items():
             seconds[choice.group.members[0]] = float(choice.seconds[states[variable]])
