@@ -155,7 +155,7 @@ class _Emitter:
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
 
     def loop(self, step: LoopStep) -> None:
-        """Trace the rounds once; rounds are never unrolled, or exchanges of two might run at the same time."""
+        """Trace one round for all; rounds are never unrolled: exchanges of two might run at the same time."""
         inits, starts, nexts, finals = zip(*step.carries, strict=True) if step.carries else [()] * 4
 
         def round_of(carried: tuple[Any, list[Any]], entries: list[Any]) -> tuple[Any, list[Any]]:

@@ -1,4 +1,4 @@
-"""Loops are planned: results equal one device, carries keep their layout, and what a loop only reads moves once."""
+"""Loops are planned: results equal one device, carries keep a layout, what a loop only reads moves once."""
 
 import dataclasses
 import random
@@ -177,16 +177,17 @@ def test_equals_one_device(name):
     assert_equal(found(W, X), jax.jit(function)(W, X))
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 6, 8])
+@pytest.mark.parametrize("num_devices", [3, 8])
 def test_gradients_on_any_number_of_devices(num_devices):
     found = distribute(gradients, devices=jax.devices()[:num_devices], topology=slow_machine(num_devices))
     assert_equal(found(W, X), jax.jit(gradients)(W, X))
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 5])
-@pytest.mark.parametrize("name", ["layers", "gradients", "nested", "swapped"])
+@pytest.mark.parametrize(
+    ("name", "num_devices"), [("layers", 5), ("gradients", 2), ("nested", 3), ("swapped", 3), ("swapped", 2)]
+)
 def test_random_plans_equal_one_device(name, num_devices):
-    """Devices run programs of their own, with several tiles of a carry, or none: exchanges in loops are ordered."""
+    """Devices run programs of their own, with several tiles of a carry or none, in one order of exchanges."""
     function = CASES[name]
     expected = jax.tree.leaves(jax.jit(function)(W, X))
     jaxpr = jax.make_jaxpr(lambda *args: jax.tree.leaves(function(*args)))(W, X)
@@ -248,7 +249,8 @@ def test_what_a_loop_only_reads_is_exchanged_before_it():
     plan, programs = with_exchanges(plan, topology)
     (program,) = Lowerable(plan, programs, tuple(jax.devices()[:4])).programs
     (loop,) = [step for step in program.steps if isinstance(step, LoopStep)]
-    hoisted = [e for e in plan.exchanges if plan.graph.loop_of_operation[e.consumer] == 0]
+    in_loop = plan.graph.loop_of_operation
+    hoisted = [e for e in plan.exchanges if e.consumer is not None and in_loop[e.consumer] == 0]
     assert hoisted and all(plan.trips(exchange) == 1 for exchange in hoisted)
     assert not any(isinstance(step, ExchangeStep) for step in loop.steps)
 

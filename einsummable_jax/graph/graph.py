@@ -82,8 +82,8 @@ class Carry:
 class Loop:
     """Consecutive operations that run ``length`` times, one step after the other.
 
-    The body reads tensors from outside as they are. What changes from step to step enters by ``scan_carry`` and
-    ``scan_slice`` operations, what steps make leaves by `Carry.final` and ``scan_stack`` operations.
+    The body reads tensors from outside as they are. What changes from step to step enters by ``scan_carry``
+    and ``scan_slice`` operations, what steps make leaves by `Carry.final` and ``scan_stack`` operations.
 
     Attributes:
       start: Number of the first operation of the body.

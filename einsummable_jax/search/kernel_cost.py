@@ -41,7 +41,7 @@ class KernelCost:
         self._lengths: dict[tuple[int, DimMap], tuple[Candidates, np.ndarray]] = {}
 
     def seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
-        """Seconds of one run for each candidate, floats ``[C]``; what it makes for itself is never written."""
+        """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE for op in operations):
             return np.zeros(len(candidates))

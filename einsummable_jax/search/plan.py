@@ -73,7 +73,7 @@ class Plan:
       outputs: The layout in which each result leaves.
       fetches: For each operation and each of its operands, how the operand is had.
       output_fetches: The same for each function output.
-      carry_fetches: For each loop and each of its carries, how what a step leaves is had in the carry's layout.
+      carry_fetches: For each loop and each of its carries, how what a step leaves gets the carry's layout.
       exchanges: The exchanges, in an order consistent with the operations.
       relations: For each tensor its versions: where the producer (or the function input) leaves it, then
         what each of its exchanges delivers.
