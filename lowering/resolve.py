@@ -117,7 +117,7 @@ class _Resolver:
         return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), steps)
 
     def _block_of(self, tensor: int) -> _Block:
-        """Where steps that change a tensor's layout belong: in the loop that makes it, before ones that read it."""
+        """Where steps that move a tensor go: in the loop that makes it, before those that only read it."""
         return self.blocks[self.plan.graph.loop_of_tensor[tensor]]
 
     def _end_loop(self, number: int) -> None:
