@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -22,6 +23,7 @@ from einsummable_jax.lowering.shard_program import (
     EmptyStep,
     ExchangeStep,
     KernelStep,
+    LoopStep,
     Offset,
     PackStep,
     ShardProgram,
@@ -180,6 +182,35 @@ class _Emitter:
         for buffer, output in zip(step.outputs, outputs, strict=True):
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
 
+    def loop(self, step: LoopStep) -> None:
+        """Trace one round for all; rounds are never unrolled: exchanges of two might run at the same time."""
+        inits, starts, nexts, finals = zip(*step.carries, strict=True) if step.carries else [()] * 4
+
+        def round_of(carried: tuple[Any, list[Any]], entries: list[Any]) -> tuple[Any, list[Any]]:
+            inside = self._inside(carried[0])
+            inside.buffers.update(zip(starts, carried[1], strict=True))
+            inside.buffers.update(zip((entry for _, entry in step.slices), entries, strict=True))
+            for inner in step.steps:
+                _EMIT[type(inner)](inside, inner)
+            left = [inside.buffers[buffer] for buffer in nexts]
+            return (inside.token, left), [inside.buffers[buffer] for buffer, _ in step.stacks]
+
+        (self.token, values), stacked = lax.scan(
+            round_of,
+            (self.token, [self.buffers[buffer] for buffer in inits]),
+            [self.buffers[buffer] for buffer, _ in step.slices],
+            length=step.length,
+            reverse=step.reverse,
+        )
+        self.buffers.update(zip(finals, values, strict=True))
+        self.buffers.update(zip((buffer for _, buffer in step.stacks), stacked, strict=True))
+
+    def _inside(self, token: Any) -> _Emitter:
+        """An emitter for the body of a loop: it sees what exists outside, and leaves nothing there."""
+        inside = copy.copy(self)
+        inside.buffers, inside._offsets, inside.token = dict(self.buffers), {}, token
+        return inside
+
 
 def _tie(token: Any, value: Any) -> Any:
     """``value``, made to depend on ``token``, which is positive.
@@ -200,6 +231,7 @@ _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
     EmptyStep: _Emitter.empty,
     KernelStep: _Emitter.kernel,
     ExchangeStep: _Emitter.exchange,
+    LoopStep: _Emitter.loop,
 }
 
 

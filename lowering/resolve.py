@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from einsummable_jax.exchange import ExchangeProgram
+from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK
 from einsummable_jax.layout import Box, Layout, MeshLayout, Relation, TiledLayout
 from einsummable_jax.lowering.shard_program import (
     BoxView,
@@ -14,6 +16,7 @@ from einsummable_jax.lowering.shard_program import (
     EmptyStep,
     ExchangeStep,
     KernelStep,
+    LoopStep,
     Offset,
     PackStep,
     ShardProgram,
@@ -25,6 +28,7 @@ from einsummable_jax.search import Fetch, Plan
 from einsummable_jax.search.contributions import counted_once, first_part, parts_made
 
 T = TypeVar("T", bound=Hashable)
+Views = tuple[tuple[int, BoxView], ...]
 
 
 class NotUniformError(Exception):
@@ -50,6 +54,24 @@ def _view(boxes: Sequence[Box]) -> BoxView:
     return BoxView(shape, tuple(_offset([s[dim] for s in starts]) for dim in range(len(shape))))
 
 
+@dataclasses.dataclass
+class _Block:
+    """Steps found so far of the whole program or of one loop, and what passes into the loop and out of it.
+
+    Attributes:
+      steps: The steps.
+      slices: Buffers ``(stacked, its entry)``.
+      stacks: Buffers ``(entry, stacked)``.
+      carried: For each carry's operation, a tuple for each kernel call: the buffers of the initial value and
+        of what a step starts with, and the box of each sharing device.
+    """
+
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    slices: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    stacks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    carried: dict[int, list[tuple[int, int, tuple[Box, ...]]]] = dataclasses.field(default_factory=dict)
+
+
 class _Resolver:
     """Builds the program of one group of devices; raises `NotUniformError` where they differ."""
 
@@ -57,7 +79,7 @@ class _Resolver:
         self.plan = plan
         self.programs = programs
         self.devices = devices
-        self.steps: list[Step] = []
+        self.blocks: dict[int | None, _Block] = {None: _Block()}
         self.buffers: dict[tuple[int, int], list[int]] = {}
         self._taken: dict[object, int] = {}
         self._exchanged: set[int] = set()
@@ -85,8 +107,11 @@ class _Resolver:
             buffer = self.new_buffer()
             self.buffers.setdefault((tensor, 0), self.unpack(buffer, layout))
             inputs.append(buffer)
-        for index in range(len(graph.operations)):
+        for index, loop in enumerate(graph.loop_of_operation):
+            self._open(loop)
             self.operation(index)
+            for number in graph.loops_ended_by(index):
+                self._end_loop(number)
         outputs = []
         for tensor, layout, fetch in zip(
             graph.outputs, self.plan.outputs, self.plan.output_fetches, strict=True
@@ -96,7 +121,28 @@ class _Resolver:
                 outputs.append(self.fetch(tensor, fetch, tuple(boxes[d] for d in self.devices)))
             else:
                 outputs.append(self.pack(tensor, fetch, layout))
-        return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), tuple(self.steps))
+        steps = tuple(self.blocks[None].steps)
+        return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), steps)
+
+    def _block_of(self, tensor: int) -> _Block:
+        """Where steps that move a tensor go: in the loop that makes it, before those that only read it."""
+        return self.blocks[self.plan.graph.loop_of_tensor[tensor]]
+
+    def _end_loop(self, number: int) -> None:
+        """Add a finished loop to the steps around it."""
+        loop, block = self.plan.graph.loops[number], self.blocks[number]
+        carries = []
+        for carry, fetch in zip(loop.carries, self.plan.carry_fetches[number], strict=True):
+            self._ensure_exchanged(fetch)  # also where the carry has no tile
+            finals: dict[int, int] = {}
+            (start,) = self.plan.graph.operations[carry.operation].results
+            for init, begin, boxes in block.carried.get(carry.operation, ()):
+                finals[begin] = self.new_buffer()
+                carries.append((init, begin, self.fetch(carry.next, fetch, boxes), finals[begin]))
+            self.buffers[carry.final, 0] = [finals[begin] for begin in self.buffers[start, 0]]
+        steps = tuple(block.steps)
+        links = tuple(carries), tuple(block.slices), tuple(block.stacks)
+        self.blocks[loop.parent].steps.append(LoopStep(loop.length, loop.reverse, *links, steps))
 
     def unpack(self, source: int, layout: Layout) -> list[int]:
         """The tiles of a function input, whose part on this device arrives as buffer ``source``."""
@@ -106,7 +152,7 @@ class _Resolver:
         results = [self.new_buffer() for _ in shapes]
         starts = layout.row_starts(self.devices[0])
         for result, start, shape in zip(results, starts, shapes, strict=True):
-            self.steps.append(UnpackStep(source, result, start, shape))
+            self.blocks[None].steps.append(UnpackStep(source, result, start, shape))
         return results
 
     def pack(self, tensor: int, fetch: Fetch, layout: TiledLayout) -> int:
@@ -116,7 +162,7 @@ class _Resolver:
         count = _same([len(boxes) for boxes in tiles])
         sources = [self.fetch(tensor, fetch, tuple(boxes[i] for boxes in tiles)) for i in range(count)]
         result = self.new_buffer()
-        self.steps.append(PackStep(tuple(sources), result, tensor, layout.row_elements))
+        self.blocks[None].steps.append(PackStep(tuple(sources), result, tensor, layout.row_elements))
         return result
 
     def operation(self, index: int) -> None:
@@ -146,10 +192,7 @@ class _Resolver:
                 numbers = [parts[d][call] for d in self.devices]
                 made[position][self._tile_index(tensor, result_boxes, numbers)] = buffer
                 results.append((buffer, self._view(result_boxes)))
-            view, once = self._view(boxes), self._once_operands(index, call)
-            self.steps.append(
-                KernelStep(index, view.shape, view.starts, tuple(operands), tuple(results), once)
-            )
+            self._call(index, call, boxes, tuple(operands), tuple(results))
         for position, tensor in enumerate(operation.results):
             self.buffers[tensor, 0] = [made[position][i] for i in sorted(made[position]) if i >= 0]
 
@@ -173,6 +216,29 @@ class _Resolver:
         return CountOnce(operands, monoid, counts) if operands else None
 
     def _tile_index(self, tensor: int, result_boxes: Sequence[Box], parts: Sequence[int]) -> int:
+    def _open(self, loop: int | None) -> None:
+        """Begin the blocks of a loop and of those around it, where that has not happened."""
+        while loop is not None and loop not in self.blocks:
+            self.blocks[loop] = _Block()
+            loop = self.plan.graph.loops[loop].parent
+
+    def _call(
+        self, index: int, call: int, boxes: tuple[Box, ...], operands: Views, results: Views
+    ) -> None:
+        """One kernel call on the sharing devices, or a buffer that passes into a loop or out of it."""
+        graph = self.plan.graph
+        block, primitive = self.blocks[graph.loop_of_operation[index]], graph.operations[index].primitive
+        if primitive not in (SCAN_CARRY, SCAN_SLICE, SCAN_STACK):
+            view, once = self._view(boxes), self._once_operands(index, call)
+            block.steps.append(KernelStep(index, view.shape, view.starts, operands, results, once))
+            return
+        ((operand, _),), ((result, _),) = operands, results
+        if primitive == SCAN_CARRY:
+            inside = self._boxes(graph.operations[index].spec.operands[0], boxes)
+            block.carried.setdefault(index, []).append((operand, result, inside))
+        else:
+            (block.slices if primitive == SCAN_SLICE else block.stacks).append((operand, result))
+
         """Which of its tiles of ``tensor`` each sharing device makes with this kernel call; -1 if empty."""
         relation = self.plan.relations[tensor][0]
         if result_boxes[0].is_empty:
@@ -197,23 +263,23 @@ class _Resolver:
         if all(tile == box for tile, box in zip(whole, boxes, strict=True)):
             return buffer
         key = (tensor, fetch.version, boxes, parts)
-        return self._once(key, lambda: self._take(buffer, whole, boxes))
+        return self._once(key, lambda: self._take(self._block_of(tensor), buffer, whole, boxes))
 
     def _once(self, key: object, make: Callable[[], int]) -> int:
         if key not in self._taken:
             self._taken[key] = make()
         return self._taken[key]
 
-    def _take(self, source: int, whole: Sequence[Box], boxes: Sequence[Box]) -> int:
+    def _take(self, block: _Block, source: int, whole: Sequence[Box], boxes: Sequence[Box]) -> int:
         _same([tile.shape for tile in whole])
         result = self.new_buffer()
         local = tuple(box.relative_to(tile) for tile, box in zip(whole, boxes, strict=True))
-        self.steps.append(TakeStep(source, result, self._view(local)))
+        block.steps.append(TakeStep(source, result, self._view(local)))
         return result
 
     def _empty(self, tensor: int, boxes: Sequence[Box]) -> int:
         result = self.new_buffer()
-        self.steps.append(EmptyStep(result, tensor, _same([box.shape for box in boxes])))
+        self._block_of(tensor).steps.append(EmptyStep(result, tensor, _same([box.shape for box in boxes])))
         return result
 
     def _ensure_exchanged(self, fetch: Fetch) -> None:
@@ -228,7 +294,7 @@ class _Resolver:
         outputs = [self.new_buffer() for _ in program.output_shapes[self.devices[0]]]
         if self._takes_part(program):
             inputs = tuple(self.buffers[planned.tensor, planned.version])
-            self.steps.append(ExchangeStep(index, inputs, tuple(outputs)))
+            self._block_of(planned.tensor).steps.append(ExchangeStep(index, inputs, tuple(outputs)))
         relation = self.plan.relations[planned.tensor][planned.delivers]
         order = _same([_needs_order(relation, planned.demand.needs[d], d) for d in self.devices])
         self.buffers[planned.tensor, planned.delivers] = [outputs[i] for i in order]

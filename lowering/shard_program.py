@@ -102,7 +102,28 @@ class ExchangeStep:
     outputs: tuple[int, ...]
 
 
-Step = TakeStep | UnpackStep | PackStep | EmptyStep | KernelStep | ExchangeStep
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Steps that run repeatedly, one round after the other.
+
+    Attributes:
+      length: How often.
+      reverse: Whether stacked buffers are visited from the last entry to the first.
+      carries: Buffers ``(initial value, at the start of a round, at its end, after the last one)``.
+      slices: Buffers ``(stacked, its entry of the round)``.
+      stacks: Buffers ``(made in a round, stacked)``.
+      steps: What a round does; it may read buffers made before the loop.
+    """
+
+    length: int
+    reverse: bool
+    carries: tuple[tuple[int, int, int, int], ...]
+    slices: tuple[tuple[int, int], ...]
+    stacks: tuple[tuple[int, int], ...]
+    steps: tuple[Step, ...]
+
+
+Step = TakeStep | UnpackStep | PackStep | EmptyStep | KernelStep | ExchangeStep | LoopStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +145,20 @@ class ShardProgram:
     steps: tuple[Step, ...]
 
     def exchanges(self) -> Iterator[ExchangeStep]:
-        """The exchanges these devices take part in, in program order."""
-        return (step for step in self.steps if isinstance(step, ExchangeStep))
+        """The exchanges these devices take part in, in program order; those in loops once."""
+        return _exchanges(self.steps)
 
     def without_offsets(self) -> tuple[object, ...]:
         """A key that two devices share when their programs differ in offsets at most."""
         return (self.literals, self.inputs, self.outputs, tuple(_blank(step) for step in self.steps))
+
+
+def _exchanges(steps: tuple[Step, ...]) -> Iterator[ExchangeStep]:
+    for step in steps:
+        if isinstance(step, LoopStep):
+            yield from _exchanges(step.steps)
+        elif isinstance(step, ExchangeStep):
+            yield step
 
 
 def _blank(step: Step) -> object:
@@ -140,4 +169,7 @@ def _blank(step: Step) -> object:
         results = tuple((buffer, box.shape) for buffer, box in step.results)
         once = step.once and (step.once.operands, step.once.monoid)
         return (step.operation, step.sizes, operands, results, once)
+    if isinstance(step, LoopStep):
+        inside = tuple(_blank(inner) for inner in step.steps)
+        return (step.length, step.reverse, step.carries, step.slices, step.stacks, inside)
     return step

@@ -3,7 +3,12 @@
 from einsummable_jax.graph.constraint import Constraint as Constraint
 from einsummable_jax.graph.constraint import constrain_p as constrain_p
 from einsummable_jax.graph.constraint import without_open_dims as without_open_dims
+from einsummable_jax.graph.graph import SCAN_CARRY as SCAN_CARRY
+from einsummable_jax.graph.graph import SCAN_SLICE as SCAN_SLICE
+from einsummable_jax.graph.graph import SCAN_STACK as SCAN_STACK
+from einsummable_jax.graph.graph import Carry as Carry
 from einsummable_jax.graph.graph import Graph as Graph
+from einsummable_jax.graph.graph import Loop as Loop
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor
 from einsummable_jax.graph.rules import coverage_table as coverage_table

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 
 def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
@@ -37,6 +38,24 @@ def _tile(x: jax.Array, *, reps: Sequence[int]) -> list[jax.Array]:
     return [lax.reshape(spread, [math.prod(pair) for pair in zip(reps, x.shape, strict=True)])]
 
 
+def _scan_once(
+    *operands: jax.Array, jaxpr: ClosedJaxpr, num_consts: int, num_carry: int, **_: Any
+) -> list[jax.Array]:
+    held = num_consts + num_carry
+    made = jaxpr_as_fun(jaxpr)(*operands[:held], *(lax.squeeze(x, (0,)) for x in operands[held:]))
+    return [*made[:num_carry], *(lax.expand_dims(y, (0,)) for y in made[num_carry:])]
+
+
+def _scan_never(
+    *operands: jax.Array, jaxpr: ClosedJaxpr, num_consts: int, num_carry: int, **_: Any
+) -> list[jax.Array]:
+    stacked = [jnp.zeros((0, *aval.shape), aval.dtype) for aval in jaxpr.out_avals[num_carry:]]
+    return [*operands[num_consts : num_consts + num_carry], *stacked]
+
+
+_SHORT_SCANS: dict[int, Callable[..., list[jax.Array]]] = {0: _scan_never, 1: _scan_once}
+"""Scans of so many steps need no loop."""
+
 _EXPANSIONS: dict[str, Callable[..., list[jax.Array]]] = {
     "split": _split,
     "stack": _stack,
@@ -53,14 +72,20 @@ def expansion(name: str, params: Mapping[str, Any], inputs: Sequence[Any]) -> Cl
       params: Its parameters.
       inputs: An object with ``shape`` and ``dtype`` per operand.
     """
-    if name not in _EXPANSIONS or not all(isinstance(a.dtype, np.dtype) for a in inputs):
+    if _function(name, params) is None or not all(isinstance(a.dtype, np.dtype) for a in inputs):
+        return None
+    if name == "scan" and not all(isinstance(a.dtype, np.dtype) for a in params["jaxpr"].out_avals):
         return None
     return _expanded(name, tuple(sorted(params.items())), tuple((a.shape, a.dtype) for a in inputs))
+
+
+def _function(name: str, params: Mapping[str, Any]) -> Callable[..., list[jax.Array]] | None:
+    return _SHORT_SCANS.get(params["length"]) if name == "scan" else _EXPANSIONS.get(name)
 
 
 @functools.lru_cache(maxsize=4096)
 def _expanded(
     name: str, params: tuple[tuple[str, Any], ...], inputs: tuple[tuple[tuple[int, ...], Any], ...]
 ) -> ClosedJaxpr:
-    function = functools.partial(_EXPANSIONS[name], **dict(params))
+    function = functools.partial(_function(name, dict(params)), **dict(params))
     return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs))

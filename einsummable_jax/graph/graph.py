@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from einsummable_jax.graph.spec import JoinAggSpec
+
+SCAN_CARRY = "scan_carry"
+"""What a step of a loop starts with: the initial value in the first step, then what the last step left."""
+SCAN_SLICE = "scan_slice"
+"""The entry of a stacked input that belongs to the current step of a loop."""
+SCAN_STACK = "scan_stack"
+"""What the steps of a loop made, stacked; it exists when the loop is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +62,48 @@ class Operation:
     name_stack: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carry:
+    """A value that each step of a loop hands to the next.
+
+    Attributes:
+      operation: Number of the ``scan_carry`` operation, whose operand is the initial value and whose result
+        is what a step starts with. Its decomposition is the layout of the carry.
+      next: The tensor of what a step leaves, needed in the layout of the carry.
+      final: The tensor of the value after the last step, outside of the loop; in the layout of the carry.
+    """
+
+    operation: int
+    next: int
+    final: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """Consecutive operations that run ``length`` times, one step after the other.
+
+    The body reads tensors from outside as they are. What changes from step to step enters by ``scan_carry``
+    and ``scan_slice`` operations, what steps make leaves by `Carry.final` and ``scan_stack`` operations.
+
+    Attributes:
+      start: Number of the first operation of the body.
+      stop: Number after that of the last one.
+      length: Number of steps, at least 1.
+      reverse: Whether stacked values are visited from the last to the first.
+      carries: What each step hands to the next.
+      parent: Number of the innermost loop around it, if any; loops stand after those around them.
+      source: ``file.py:line (function)`` of the user's code.
+    """
+
+    start: int
+    stop: int
+    length: int
+    reverse: bool
+    carries: tuple[Carry, ...]
+    parent: int | None = None
+    source: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Graph:
     """A function as operations over tensors, in an order that may be run.
@@ -66,6 +116,7 @@ class Graph:
       literals: Values of the tensors that are literals in the program (every device has them).
       state: Pairs ``(input position, output position)`` that must keep one layout: the result comes
         back as the argument of the next call.
+      loops: Operations that run repeatedly; loops stand after those around them.
     """
 
     tensors: tuple[Tensor, ...]
@@ -74,3 +125,43 @@ class Graph:
     outputs: tuple[int, ...]
     literals: dict[int, Any]
     state: tuple[tuple[int, int], ...] = ()
+    loops: tuple[Loop, ...] = ()
+
+    @functools.cached_property
+    def loop_of_operation(self) -> tuple[int | None, ...]:
+        """For each operation the innermost loop around it, or None."""
+        found: list[int | None] = [None] * len(self.operations)
+        for number, loop in enumerate(self.loops):
+            found[loop.start : loop.stop] = [number] * (loop.stop - loop.start)
+        return tuple(found)
+
+    @functools.cached_property
+    def loop_of_tensor(self) -> tuple[int | None, ...]:
+        """For each tensor the innermost loop that makes it anew in every step, or None."""
+        found: list[int | None] = [None] * len(self.tensors)
+        for operation, loop in zip(self.operations, self.loop_of_operation, strict=True):
+            outside = loop is not None and operation.primitive == SCAN_STACK
+            for tensor in operation.results:
+                found[tensor] = self.loops[loop].parent if outside else loop
+        for loop in self.loops:
+            for carry in loop.carries:
+                found[carry.final] = loop.parent
+        return tuple(found)
+
+    def trips(self, loop: int | None) -> int:
+        """How often the body of a loop runs in all, the loops around it included; 1 outside of loops."""
+        count = 1
+        while loop is not None:
+            count, loop = count * self.loops[loop].length, self.loops[loop].parent
+        return count
+
+    def loops_ended_by(self, operation: int) -> tuple[int, ...]:
+        """The loops whose last operation this is, inner ones first."""
+        return self._ends.get(operation, ())
+
+    @functools.cached_property
+    def _ends(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for number, loop in enumerate(self.loops):
+            found[loop.stop - 1] = (number, *found.get(loop.stop - 1, ()))
+        return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,18 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from einsummable_jax import _compat
 from einsummable_jax.graph.constraint import CONSTRAINTS, constrain_p, constraint_of, without_constraints
 from einsummable_jax.graph.expand import expansion
-from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.graph import (
+    SCAN_CARRY,
+    SCAN_SLICE,
+    SCAN_STACK,
+    Carry,
+    Graph,
+    Loop,
+    Operation,
+    Tensor,
+)
 from einsummable_jax.graph.rules import spec_for
+from einsummable_jax.graph.rules.loops import link_spec
 
 _BODY_PARAMETER = {
     "call": "call_jaxpr",
@@ -109,6 +120,8 @@ class _Builder:
         self.operations: list[Operation] = []
         self.effectful: set[int] = set()
         self.literals: dict[int, Any] = {}
+        self.loops: list[Loop] = []
+        self._loop: int | None = None
         self._literal_numbers: dict[Any, int] = {}
 
     def tensor(self, aval: Any, name: str) -> int:
@@ -163,6 +176,8 @@ class _Builder:
         if expanded is not None:
             consts = [self.literal(value) for value in expanded.consts]
             return self.inline(expanded.jaxpr, consts, operands, _Site(stack, source))
+        if name == "scan" and eqn.params["length"] > 0 and not eqn.effects:
+            return self._scan(eqn, operands, source, stack)
         return self._operation(eqn, operands, source, stack)
 
     def _call(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
@@ -178,6 +193,43 @@ class _Builder:
         inner = _joined(stack, str(eqn.params["name"]) if "name" in eqn.params else "")
         site = _Site(inner, None if _is_user_code(jaxpr) else source)
         return self.inline(jaxpr, [self.literal(v) for v in values], operands, site)
+
+    def _scan(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
+        """Add the body of a scan once, as a loop; the tensors of the final carries and stacked results."""
+        body, params = eqn.params["jaxpr"], eqn.params
+        split = params["num_consts"], params["num_consts"] + params["num_carry"]
+        outer, number, start = self._loop, len(self.loops), len(self.operations)
+        site = _Site(stack, None if _is_user_code(body.jaxpr) else source)
+        self._loop = number
+        self.loops.append(Loop(start, start, params["length"], params["reverse"], (), outer, source))
+        inner = list(operands[: split[0]])
+        for position, operand in enumerate(operands[split[0] :], split[0]):
+            kind = SCAN_CARRY if position < split[1] else SCAN_SLICE
+            inner.append(self._link(kind, operand, body.jaxpr.invars[position].aval, eqn, source, stack))
+        made = self.inline(body.jaxpr, [self.literal(value) for value in body.consts], inner, site)
+        results, carries = [], []
+        for position, (tensor, out) in enumerate(zip(made, eqn.outvars, strict=True)):
+            if position < params["num_carry"]:
+                results.append(self.tensor(out.aval, "scan"))
+                carries.append(Carry(start + position, tensor, results[-1]))
+            else:
+                aval = body.jaxpr.outvars[position].aval
+                results.append(self._link(SCAN_STACK, tensor, aval, eqn, source, stack))
+        self.loops[number] = dataclasses.replace(
+            self.loops[number], stop=len(self.operations), carries=tuple(carries)
+        )
+        self._loop = outer
+        return results
+
+    def _link(self, kind: str, operand: int, inside: Any, eqn: JaxprEqn, source: str, stack: str) -> int:
+        """Add an operation that links a loop's body with the outside; the tensor of its result."""
+        length = eqn.params["length"]
+        spec = link_spec(kind, inside.shape, inside.dtype, length)
+        shape = (length, *inside.shape) if kind == SCAN_STACK else tuple(inside.shape)
+        self.tensors.append(Tensor(shape, inside.dtype, self.tensors[operand].name))
+        result = len(self.tensors) - 1
+        self.operations.append(Operation(kind, {}, spec, (operand,), (result,), source, stack))
+        return result
 
     def _barrier(self, operand: int, source: str, stack: str) -> int:
         return self._identity(_compat.optimization_barrier_p, {}, operand, source, stack)
@@ -218,10 +270,14 @@ class _Builder:
 
     def graph(self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]) -> Graph:
         """The graph of what the outputs need, tensors renumbered without gaps."""
-        kept = list(self._needed(outputs))[::-1]
+        numbers = sorted(self._needed(outputs))
+        kept = [self.operations[old] for old in numbers]
+        loops = _renumbered_loops(self.loops, numbers)
         used = set(inputs) | set(outputs)
         for operation in kept:
             used.update(operation.operands, operation.results)
+        for loop in loops:
+            used.update(tensor for carry in loop.carries for tensor in (carry.next, carry.final))
         order = sorted(used)
         number = {old: new for new, old in enumerate(order)}
         renumber = lambda old: tuple(number[x] for x in old)  # noqa: E731
@@ -235,16 +291,58 @@ class _Builder:
             outputs=renumber(outputs),
             literals={number[old]: value for old, value in self.literals.items() if old in number},
             state=tuple(state),
+            loops=tuple(
+                dataclasses.replace(
+                    loop,
+                    carries=tuple(
+                        Carry(carry.operation, number[carry.next], number[carry.final])
+                        for carry in loop.carries
+                    ),
+                )
+                for loop in loops
+            ),
         )
 
-    def _needed(self, outputs: Sequence[int]) -> Iterator[Operation]:
-        """The operations that the outputs or an effect need, last first."""
-        needed = set(outputs)
-        for position in reversed(range(len(self.operations))):
-            operation = self.operations[position]
-            if position in self.effectful or not needed.isdisjoint(operation.results):
-                needed.update(operation.operands)
-                yield operation
+    def _needed(self, outputs: Sequence[int]) -> set[int]:
+        """Numbers of the operations that the outputs or an effect need."""
+        maker = {tensor: n for n, op in enumerate(self.operations) for tensor in op.results}
+        carries = [carry for loop in self.loops for carry in loop.carries]
+        maker.update((carry.final, carry.operation) for carry in carries)
+        also = {carry.operation: carry.next for carry in carries}
+        needed: set[int] = set()
+        waiting = [maker[tensor] for tensor in outputs if tensor in maker] + sorted(self.effectful)
+        while waiting:
+            number = waiting.pop()
+            if number not in needed:
+                needed.add(number)
+                reads = self.operations[number].operands
+                reads = (*reads, also[number]) if number in also else reads
+                waiting += [maker[tensor] for tensor in reads if tensor in maker]
+        return needed
+
+
+def _renumbered_loops(loops: Sequence[Loop], kept: Sequence[int]) -> list[Loop]:
+    """The loops of which operations are left when only those numbered ``kept`` (ascending) are."""
+    found: list[Loop] = []
+    position: dict[int, int] = {}
+    for old, loop in enumerate(loops):
+        start, stop = (bisect.bisect_left(kept, edge) for edge in (loop.start, loop.stop))
+        if start == stop:
+            continue
+        carries = [
+            dataclasses.replace(carry, operation=bisect.bisect_left(kept, carry.operation))
+            for carry in loop.carries
+            if _contains(kept, carry.operation)
+        ]
+        position[old] = len(found)
+        parent = None if loop.parent is None else position[loop.parent]
+        found.append(dataclasses.replace(loop, start=start, stop=stop, carries=tuple(carries), parent=parent))
+    return found
+
+
+def _contains(ascending: Sequence[int], number: int) -> bool:
+    place = bisect.bisect_left(ascending, number)
+    return place < len(ascending) and ascending[place] == number
 
 
 def _joined(outer: str, inner: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Operation
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Loop, Operation, Role
 from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
 from einsummable_jax.search.contributions import (
     PlanError as PlanError,
@@ -132,6 +132,16 @@ class _Assembler:
             self._needs[key] = operand_needs(operation.spec.operands[position], decomposition)
         return self._needs[key]
 
+    def end_loop(self, loop: Loop, decompositions: Sequence[Decomposition]) -> tuple[Fetch, ...]:
+        """Hand what a step leaves to the next one; the last one's stays where it is."""
+        found = []
+        for carry in loop.carries:
+            operation = self.graph.operations[carry.operation]
+            needs = self.needs(operation, 0, decompositions[carry.operation])
+            found.append(self.fetch(carry.next, needs, carry.operation))
+            self.versions[carry.final] = self.versions[operation.results[0]][:1]
+        return tuple(found)
+
     def fetch(self, tensor: int, needs: Needs, consumer: int | None) -> Fetch:
         key = (tensor, needs)
         if key not in self._fetched:
@@ -185,9 +195,12 @@ def assemble(
         value = graph.tensors[tensor]
         work.versions[tensor] = [layout.relation(value.shape, value.dtype)]
     fetches = []
+    carry_fetches: dict[int, tuple[Fetch, ...]] = {}
     for index, (operation, decomposition) in enumerate(zip(graph.operations, decompositions, strict=True)):
         fetches.append(work.operands(index, decomposition))
         work.produce(operation, decomposition)
+        for number in graph.loops_ended_by(index):
+            carry_fetches[number] = work.end_loop(graph.loops[number], decompositions)
     output_fetches = []
     for tensor, layout in zip(graph.outputs, outputs, strict=True):
         needs = layout.device_tiles(graph.tensors[tensor].shape)
@@ -207,4 +220,5 @@ def assemble(
         objective=objective,
         kernel_seconds=tuple(kernel_seconds or [0.0] * len(decompositions)),
         statistics=statistics or {},
+        carry_fetches=tuple(carry_fetches[number] for number in range(len(graph.loops))),
     )

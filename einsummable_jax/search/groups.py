@@ -103,6 +103,8 @@ class _Merger:
         if found is None:
             return None
         producer, result = found
+        if graph.loop_of_operation[producer] != graph.loop_of_operation[consumer]:
+            return None  # what runs once and what runs in every step is never one kernel
         first, second = graph.operations[producer].spec, graph.operations[consumer].spec
         if not first.elementwise or not (second.elementwise or tail_of_group(second)):
             return None

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, DimMap, Graph, Operation
+from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, ArrayMap, DimMap, Graph, Operation
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
 from einsummable_jax.search.covers import Covers
@@ -15,7 +15,7 @@ from einsummable_jax.search.groups import Group
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
 
-FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"})
+FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota", SCAN_CARRY})
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
@@ -43,7 +43,7 @@ class KernelCost:
         self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
 
     def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
-        """Seconds for each candidate, floats ``[C]``; what the group makes for itself is never written."""
+        """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE for op in operations):
             return np.zeros(len(candidates))
@@ -78,12 +78,17 @@ class KernelCost:
                     volume = self._volume(mapped, candidates)
                     if position == 0 and op.primitive in SPARSE_READS:
                         volume = np.minimum(volume, self._volume(results[0], candidates))
+                    if op.primitive == SCAN_SLICE:
+                        volume = volume / mapped[0].extent
                     if position == 1 and op.primitive == "dot_general" and self.topology.shared:
                         volume = REPACKED * volume
                     found[tensor, mapped] = volume, tensors[tensor].dtype.itemsize
             for tensor, mapped in zip(op.results, results, strict=True):
                 if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:
-                    found[tensor] = self._volume(mapped, candidates), tensors[tensor].dtype.itemsize
+                    volume = self._volume(mapped, candidates)
+                    if op.primitive == SCAN_STACK:
+                        volume = volume / mapped[0].extent
+                    found[tensor] = volume, tensors[tensor].dtype.itemsize
         return list(found.values())
 
     def _volume(self, mapped: ArrayMap, candidates: Candidates | Covers) -> np.ndarray:

@@ -123,6 +123,7 @@ class Model:
         )
         for number, group in enumerate(groups):
             self._add_group(group, self._cover_search.covers(number))
+        self._add_carries()
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
             self._add_exchanges(tensor)
@@ -217,7 +218,8 @@ class Model:
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in (candidates, covers)])
         is_even = np.concatenate([candidates.is_even, covers.is_even])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
-        variable = self.builder.variable(self._price(seconds + uneven), group.members[0])
+        trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
+        variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
         self.group_variables[variable] = GroupVariable(group, candidates, covers, seconds)
         for member in group.members:
             operation = self.graph.operations[member]
@@ -228,6 +230,16 @@ class Model:
             for tensor, array_map in zip(operation.results, operation.spec.results, strict=True):
                 layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+
+    def _add_carries(self) -> None:
+        """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
+        for loop in self.graph.loops:
+            for carry in loop.carries:
+                (start,) = self.graph.operations[carry.operation].results
+                made = self._made[start]
+                self._made[carry.final] = made
+                if carry.next not in self.graph.literals:
+                    self._used.setdefault(carry.next, []).append(made)
 
     def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
         """The mesh candidates that every member admits, and the covers; the one given where it is fixed."""
@@ -332,10 +344,11 @@ class Model:
 
     def _couple(self, made: Endpoint, used: Endpoint, tensor: int) -> None:
         itemsize = self.graph.tensors[tensor].dtype.itemsize
-        key = ("exchange", id(made.layouts), id(used.layouts), itemsize)
+        trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
+        key = ("exchange", id(made.layouts), id(used.layouts), itemsize, trips)
         if key not in self._memo:
             table = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
-            self._memo[key] = self._price(table.seconds, table.received_bytes)
+            self._memo[key] = trips * self._price(table.seconds, table.received_bytes)
         self.builder.couple(made.variable, used.variable, self._memo[key], made.index, used.index)
 
     def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
@@ -366,7 +379,7 @@ class Model:
         return [found[index] for index in range(len(self.graph.operations))]
 
     def kernel_seconds(self, states: Sequence[int]) -> list[float]:
-        """Modelled kernel time of every operation: a group's time stands at its first member."""
+        """Modelled kernel time of one run of every operation: a group's time stands at its first member."""
         seconds = [0.0] * len(self.graph.operations)
         for variable, choice in self.group_variables.items():
             seconds[choice.group.members[0]] = float(choice.seconds[states[variable]])

@@ -64,8 +64,8 @@ class PlannedExchange:
       delivers: The tensor version it makes.
       demand: The tiles read and the boxes needed.
       consumer: Number of the operation that first needs it, or None for a function output.
-      seconds: Modelled time.
-      bytes_received: Modelled bytes received by each device.
+      seconds: Modelled time of one run; inside of a loop it runs once a step, see `Plan.trips`.
+      bytes_received: Modelled bytes received by each device in one run.
     """
 
     tensor: int
@@ -89,13 +89,14 @@ class Plan:
       outputs: The layout in which each result leaves.
       fetches: For each operation and each of its operands, how the operand is had.
       output_fetches: The same for each function output.
+      carry_fetches: For each loop and each of its carries, how what a step leaves gets the carry's layout.
       exchanges: The exchanges, in an order consistent with the operations.
       relations: For each tensor its versions: where the producer (or the function input) leaves it, then
         what each of its exchanges delivers.
       cost: Objective value found, in the unit of ``objective``.
       lower_bound: Proven lower bound of the objective over the space searched (equal to cost: optimal).
       objective: ``"time"`` (seconds) or ``"bytes"``.
-      kernel_seconds: Modelled kernel time of each operation.
+      kernel_seconds: Modelled kernel time of one run of each operation.
       statistics: Figures of the search: seconds, variables, candidates, solver.
     """
 
@@ -113,6 +114,11 @@ class Plan:
     objective: str
     kernel_seconds: tuple[float, ...]
     statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    carry_fetches: tuple[tuple[Fetch, ...], ...] = ()
+
+    def trips(self, exchange: PlannedExchange) -> int:
+        """How often an exchange runs: once for each time that its tensor is made."""
+        return self.graph.trips(self.graph.loop_of_tensor[exchange.tensor])
 
     def __str__(self) -> str:
         """The plan as a table, see :func:`einsummable_jax.search.report.format_plan`."""

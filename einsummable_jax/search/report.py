@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from einsummable_jax.graph import Operation
+from einsummable_jax.graph import SCAN_SLICE, SCAN_STACK, Operation
 from einsummable_jax.search.groups import make_groups
 from einsummable_jax.search.plan import Plan
 
@@ -38,6 +38,8 @@ class Row:
       exchanged_bytes: Bytes received by all devices for it.
       kernel_us: Modelled time of its kernels.
       exchange_us: Modelled time of its exchanges.
+      depth: How many loops are around it; all figures are those of one step.
+      trips: How many steps they take in all.
     """
 
     source: str
@@ -49,12 +51,14 @@ class Row:
     exchanged_bytes: int
     kernel_us: float
     exchange_us: float
+    depth: int = 0
+    trips: int = 1
 
     def cells(self) -> tuple[str, ...]:
         """The columns as text."""
         return (
             self.source,
-            self.operation,
+            "  " * self.depth + self.operation,
             self.decomposition,
             str(self.calls) if self.calls else "",
             scaled(self.device_flops),
@@ -77,12 +81,12 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         "total",
         f"{len(plan.graph.operations)} operations",
         f"{len(plan.exchanges)} exchanges",
-        sum(r.calls for r in rows),
-        sum(r.device_flops for r in rows),
-        sum(r.device_bytes for r in rows),
-        sum(r.exchanged_bytes for r in rows),
-        sum(r.kernel_us for r in rows),
-        sum(r.exchange_us for r in rows),
+        sum(r.calls * r.trips for r in rows),
+        sum(r.device_flops * r.trips for r in rows),
+        sum(r.device_bytes * r.trips for r in rows),
+        sum(r.exchanged_bytes * r.trips for r in rows),
+        sum(r.kernel_us * r.trips for r in rows),
+        sum(r.exchange_us * r.trips for r in rows),
     )
     unit = "us" if plan.objective == "time" else "bytes"
     scale = 1e6 if plan.objective == "time" else 1.0
@@ -107,16 +111,66 @@ def plan_rows(plan: Plan, verbose: bool = False) -> list[Row]:
         members = [(m, (m,)) for m in range(len(operations))]
     else:
         members = [(g.members[0], g.members) for g in groups]
-    exchanged: dict[int | None, list[int]] = {}
-    for number, exchange in enumerate(plan.exchanges):
-        exchanged.setdefault(exchange.consumer, []).append(number)
-    rows = [_row(plan, group, exchanged) for _, group in members]
+    exchanged, before_loop = _exchanges_by_place(plan)
+    rows: list[Row] = []
+    begun: set[int] = set()
+    for first, group in members:
+        for depth, loop in enumerate(_loops_around(plan, first)):
+            if loop not in begun:
+                begun.add(loop)
+                rows.append(_heading(plan, loop, depth, before_loop.get(loop, [])))
+        rows.append(_row(plan, group, exchanged))
     if None in exchanged:
         numbers = exchanged[None]
         rows.append(
             Row("", "outputs", "", 0, 0.0, 0.0, _bytes(plan, numbers), 0.0, _exchange_us(plan, numbers))
         )
     return rows
+
+
+def _exchanges_by_place(plan: Plan) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
+    """Numbers of the exchanges for each consumer, and of those done before each loop starts."""
+    graph = plan.graph
+    exchanged: dict[int | None, list[int]] = {}
+    before_loop: dict[int, list[int]] = {}
+    for number, exchange in enumerate(plan.exchanges):
+        if exchange.consumer is None:
+            exchanged.setdefault(None, []).append(number)
+            continue
+        around, home = _loops_around(plan, exchange.consumer), graph.loop_of_tensor[exchange.tensor]
+        inner = around if home is None else around[around.index(home) + 1 :]
+        if inner:
+            before_loop.setdefault(inner[0], []).append(number)
+        else:
+            exchanged.setdefault(exchange.consumer, []).append(number)
+    return exchanged, before_loop
+
+
+def _heading(plan: Plan, number: int, depth: int, before: Sequence[int]) -> Row:
+    """The line above a loop's body, with what is exchanged before its first step."""
+    loop = plan.graph.loops[number]
+    return Row(
+        source=loop.source,
+        operation=f"loop of {loop.length} steps" + (", backwards" if loop.reverse else ""),
+        decomposition="",
+        calls=0,
+        device_flops=0.0,
+        device_bytes=0.0,
+        exchanged_bytes=_bytes(plan, before),
+        kernel_us=0.0,
+        exchange_us=_exchange_us(plan, before),
+        depth=depth,
+        trips=plan.graph.trips(loop.parent),
+    )
+
+
+def _loops_around(plan: Plan, operation: int) -> list[int]:
+    """The loops around an operation, outer ones first."""
+    found, loop = [], plan.graph.loop_of_operation[operation]
+    while loop is not None:
+        found.append(loop)
+        loop = plan.graph.loops[loop].parent
+    return found[::-1]
 
 
 def _row(plan: Plan, members: Sequence[int], exchanged: dict[int | None, list[int]]) -> Row:
@@ -141,6 +195,8 @@ def _row(plan: Plan, members: Sequence[int], exchanged: dict[int | None, list[in
         exchanged_bytes=_bytes(plan, numbers),
         kernel_us=1e6 * sum(plan.kernel_seconds[m] for m in members),
         exchange_us=_exchange_us(plan, numbers),
+        depth=len(_loops_around(plan, members[0])),
+        trips=plan.graph.trips(plan.graph.loop_of_operation[members[0]]),
     )
 
 
@@ -155,10 +211,12 @@ def _device_bytes(plan: Plan, members: Sequence[int], device: int) -> int:
             for position, tensor in enumerate(op.operands):
                 if tensor not in made:
                     read = op.spec.operand_box(position, box)
-                    touched[tensor, read] = read.volume * graph.tensors[tensor].dtype.itemsize
+                    entries = read.shape[0] if op.primitive == SCAN_SLICE else 1
+                    touched[tensor, read] = read.volume * graph.tensors[tensor].dtype.itemsize // entries
             for position, tensor in enumerate(op.results):
                 written = op.spec.result_box(position, box)
-                touched[tensor, written] = written.volume * graph.tensors[tensor].dtype.itemsize
+                entries = written.shape[0] if op.primitive == SCAN_STACK else 1
+                touched[tensor, written] = written.volume * graph.tensors[tensor].dtype.itemsize // entries
     return sum(touched.values())
 
 

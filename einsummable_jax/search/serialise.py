@@ -101,6 +101,10 @@ def describe(graph: Graph) -> Iterator[str]:
         maps = hashlib.sha256(repr((op.spec.operands, op.spec.results)).encode()).hexdigest()[:12]
         operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
         yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}"
+    for loop in graph.loops:
+        carries = " ".join(f"{c.operation}:{array(c.next)}->{array(c.final)}" for c in loop.carries)
+        order = "backwards" if loop.reverse else "forwards"
+        yield f"loop [{loop.start}, {loop.stop}) {loop.length} steps {order} in {loop.parent} | {carries}"
     yield "outputs " + " ".join(array(t) for t in graph.outputs)
     yield f"state {list(graph.state)}"
 
