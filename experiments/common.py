@@ -100,11 +100,11 @@ def write_json(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) ->
         )
 
 
-def figure(columns: int = 1, width: float = 7.0, height: float = 4.0) -> tuple[Any, Any]:
-    """A matplotlib figure without a display, with its axes in a row: ``(figure, axes)``."""
+def figure(columns: int = 1, width: float = 7.0, height: float = 4.0, rows: int = 1) -> tuple[Any, Any]:
+    """A matplotlib figure without a display, with its axes in rows: ``(figure, axes)``."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, columns, figsize=(width * columns, height), squeeze=False)
+    return pyplot.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)

@@ -250,11 +250,30 @@ CONVOLUTIONS = {
         normal(2, 3, 5, 6),
         normal(2, 3, 3, 2),
     ),
+    "grouped": (functools.partial(conv, feature_group_count=3), normal(4, 6, 7, 5), normal(12, 2, 3, 3)),
+    "depthwise, channels last": (
+        functools.partial(conv, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=4),
+        normal(3, 8, 6, 4),
+        normal(3, 3, 1, 8),
+    ),
 }
 
 
 @cases(CONVOLUTIONS)
 def test_convolution(case):
+    check(*case)
+
+
+FOURIER = {
+    "fft": (jnp.fft.fft, normal(5, 8, dtype=np.complex64)),
+    "fft of two dimensions": (jnp.fft.ifft2, normal(3, 4, 6, dtype=np.complex64)),
+    "real": (jnp.fft.rfft, normal(4, 7)),
+    "to real": (lambda x: jnp.fft.irfft(x, 9), normal(6, 5, dtype=np.complex64)),
+}
+
+
+@cases(FOURIER)
+def test_fourier_transform(case):
     check(*case)
 
 

@@ -4,6 +4,7 @@ from einsummable_jax.graph.rules import constraint as constraint
 from einsummable_jax.graph.rules import contraction as contraction
 from einsummable_jax.graph.rules import dynamic_slicing as dynamic_slicing
 from einsummable_jax.graph.rules import elementwise as elementwise
+from einsummable_jax.graph.rules import fft as fft
 from einsummable_jax.graph.rules import gather as gather
 from einsummable_jax.graph.rules import loops as loops
 from einsummable_jax.graph.rules import reduction as reduction

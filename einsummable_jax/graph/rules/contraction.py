@@ -91,41 +91,49 @@ def _positions(ndim: int, families: list[tuple[Any, int]]) -> list[int]:
 
 @rule(
     "conv_general_dilated",
-    roles="batch and output features pass through; input features are a sum reduction; space and "
-    "groups need replication",
+    roles="batch, groups and output features pass through; input features are a sum reduction; space and "
+    "batch groups need replication",
 )
 def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
     numbers = context.params["dimension_numbers"]
     lhs, rhs = context.inputs
     result = context.outputs[0]
-    if context.params["batch_group_count"] != 1 or context.params["feature_group_count"] != 1:
+    if context.params["batch_group_count"] != 1:
         return None
+    groups = context.params["feature_group_count"]
     (lhs_batch, lhs_in, *_), (rhs_out, rhs_in, *_) = numbers.lhs_spec, numbers.rhs_spec
     out_batch, out_feature, *space = numbers.out_spec
     labels = [
         Label("b", result.shape[out_batch]),
-        Label("n", result.shape[out_feature]),
-        reduction("k", lhs.shape[lhs_in], Monoid.SUM),
+        Label("n", result.shape[out_feature] // groups),
+        reduction("k", rhs.shape[rhs_in], Monoid.SUM),
         *(
             Label(name, result.shape[d], Role.REPLICATED)
             for name, d in zip(numbered("s", len(space)), space, strict=True)
         ),
     ]
+    group = len(labels)
+    if groups > 1:
+        labels.append(Label("g", groups))
     positions = {out_batch: 0, out_feature: 1} | {d: 3 + i for i, d in enumerate(space)}
 
-    def array_map(shape: tuple[int, ...], terms: dict[int, int]) -> tuple[DimMap, ...]:
-        return tuple(DimMap(n, ((terms[d], 1),) if d in terms else ()) for d, n in enumerate(shape))
+    def array_map(shape: tuple[int, ...], terms: dict[int, int], grouped: int) -> tuple[DimMap, ...]:
+        maps = [DimMap(n, ((terms[d], 1),) if d in terms else ()) for d, n in enumerate(shape)]
+        if groups > 1:  # features of one group lie side by side
+            terms_of_group = ((group, shape[grouped] // groups), (terms[grouped], 1))
+            maps[grouped] = DimMap(shape[grouped], terms_of_group)
+        return tuple(maps)
 
-    def kernel(_: LocalCall, x: Any, w: Any) -> list[jax.Array]:
-        return context.bind(x, w)
+    def kernel(call: LocalCall, x: Any, w: Any) -> list[jax.Array]:
+        return context.bind(x, w, feature_group_count=call.sizes[group] if groups > 1 else 1)
 
     return JoinAggSpec(
         labels=tuple(labels),
         operands=(
-            array_map(lhs.shape, {lhs_batch: 0, lhs_in: 2}),
-            array_map(rhs.shape, {rhs_out: 1, rhs_in: 2}),
+            array_map(lhs.shape, {lhs_batch: 0, lhs_in: 2}, lhs_in),
+            array_map(rhs.shape, {rhs_out: 1, rhs_in: 2}, rhs_out),
         ),
-        results=(array_map(result.shape, positions),),
+        results=(array_map(result.shape, positions, out_feature),),
         kernel=kernel,
         # A multiplication and an addition per result, input feature and kernel point.
         flops=2.0 * result.size * rhs.size / max(rhs.shape[rhs_out], 1),

@@ -1,0 +1,513 @@
+"""The plans that a mesh cannot give: every computation of the test set, with its goal, as data.
+
+Sizes come twice: the full one, which is only planned, and a small one, which also runs here. Unless a row
+says otherwise, inputs start and results end as a single copy in a layout that the plan chooses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.layout import Box, Layout, MeshLayout, TiledLayout, even_cuts, prime_factors
+from einsummable_jax.search import Boundary
+
+MIB = 2.0**20
+
+Place = Callable[[Sequence[int], int], Layout]
+"""The layout of a tensor of some shape on some number of devices."""
+
+
+def cut_along(dim: int) -> Place:
+    """Cut one dimension among all devices, in order, unevenly where it does not divide."""
+
+    def place(shape: Sequence[int], num_devices: int) -> Layout:
+        axes = tuple(range(len(prime_factors(num_devices)) or 1))
+        mesh = MeshLayout(num_devices, tuple(axes if d == dim else () for d in range(len(shape))))
+        if mesh.holds(shape):
+            return mesh
+        rows = even_cuts(shape[dim], num_devices)
+        full = Box.full(shape).bounds
+        return TiledLayout(tuple((Box((*full[:dim], row, *full[dim + 1 :])),) for row in rows))
+
+    return place
+
+
+def on_axes(*axes: tuple[int, ...]) -> Place:
+    """Cut each dimension by the given axes of the refined mesh."""
+    return lambda shape, num_devices: MeshLayout(num_devices, axes)
+
+
+def replicated(shape: Sequence[int], num_devices: int) -> Layout:
+    """The whole tensor on every device."""
+    return MeshLayout(num_devices, ((),) * len(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function and the shapes it is called with."""
+
+    function: Callable[..., Any]
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """Its operations."""
+        return build_graph(jax.make_jaxpr(self.function)(*self.arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One computation to plan.
+
+    Attributes:
+      row: Its number in the test set, or the row that it is another case of.
+      name: What is computed.
+      num_devices: On how many devices.
+      full: At the size of the test set.
+      small: At a size that runs here.
+      goal_bytes: Bytes received, summed over devices, of a plan worked out by hand for the full size.
+      mesh_bytes: The test set's figure for the best mesh plan, or for XLA's program; None if it has none.
+      mesh_by: Where that figure comes from: ``mesh`` or ``XLA``.
+      inputs: The layout of each input; None, or none at all: the plan chooses.
+      outputs: The same for each result.
+      mesh_cut_dims: Which dimensions of chosen results the mesh plan may cut; None: all. (A result that must
+        be cut by rows may have its tiles in any place, but a mesh plan may not cut its columns instead.)
+    """
+
+    row: str
+    name: str
+    num_devices: int
+    full: Program
+    small: Program
+    goal_bytes: float
+    mesh_bytes: float | None = None
+    mesh_by: str = "mesh"
+    inputs: tuple[Place | None, ...] = ()
+    outputs: tuple[Place | None, ...] = ()
+    mesh_cut_dims: tuple[int, ...] | None = None
+
+    def boundary(self, program: Program) -> Boundary:
+        """What the search may choose at the function's boundary."""
+        graph = program.graph
+        chosen = Boundary.chosen(graph, tiled=True, single_copy=True)
+        return dataclasses.replace(
+            chosen,
+            inputs=self._layouts(graph, graph.inputs, self.inputs),
+            outputs=self._layouts(graph, graph.outputs, self.outputs),
+        )
+
+    def _layouts(
+        self, graph: Graph, tensors: Sequence[int], places: tuple[Place | None, ...]
+    ) -> tuple[Layout | None, ...]:
+        return tuple(
+            None if place is None else place(graph.tensors[tensor].shape, self.num_devices)
+            for tensor, place in zip(tensors, places or (None,) * len(tensors), strict=True)
+        )
+
+
+# ---- computations ------------------------------------------------------------------------------------
+
+
+def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Program:
+    return Program(function, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+
+
+def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16) -> Program:
+    """``[m, k] @ [k, n]``."""
+    return _program(jnp.matmul, dtype, (m, k), (k, n))
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("shd,thd->hst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    return jnp.einsum("hst,thd->shd", jax.nn.softmax(scores).astype(q.dtype), v)
+
+
+def _attend_groups(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("skgd,tkd->kgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    return jnp.einsum("kgst,tkd->skgd", jax.nn.softmax(scores).astype(q.dtype), v)
+
+
+def _attend_repeated(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    group = q.shape[1] // k.shape[1]
+    return _attend(q, jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1))
+
+
+def attention(heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16) -> Program:
+    """Multi-head attention without a mask."""
+    return _program(_attend, dtype, *[(tokens, heads, head_dim)] * 3)
+
+
+def grouped_attention(
+    heads: int, kv_heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16
+) -> Program:
+    """Grouped-query attention without a mask."""
+    q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
+    return _program(_attend_groups, dtype, q, kv, kv)
+
+
+def repeated_attention(
+    heads: int, kv_heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16
+) -> Program:
+    """The same, written with ``jnp.repeat`` of keys and values."""
+    q, kv = (tokens, heads, head_dim), (tokens, kv_heads, head_dim)
+    return _program(_attend_repeated, dtype, q, kv, kv)
+
+
+def fused_projection(tokens: int, width: int, out: int, pieces: int, dtype: Any = jnp.bfloat16) -> Program:
+    """One product whose columns are ``pieces`` results side by side, as of a fused QKV projection."""
+    return _program(
+        lambda x, w: jnp.split(x @ w, pieces, axis=1), dtype, (tokens, width), (width, pieces * out)
+    )
+
+
+def gated_projection(tokens: int, width: int, out: int, dtype: Any = jnp.bfloat16) -> Program:
+    """``silu(gate) * up`` of one product that holds gate and up side by side."""
+
+    def gated(x: jax.Array, w: jax.Array) -> jax.Array:
+        gate, up = jnp.split(x @ w, 2, axis=1)
+        return jax.nn.silu(gate) * up
+
+    return _program(gated, dtype, (tokens, width), (width, 2 * out))
+
+
+def flip(rows: int, columns: int) -> Program:
+    """Rows in reverse order."""
+    return _program(lambda x: jnp.flip(x, 0), jnp.float32, (rows, columns))
+
+
+def roll(rows: int, columns: int, amount: int) -> Program:
+    """Rows moved on by ``amount``, the last ones to the front."""
+    return _program(lambda x: jnp.roll(x, amount, 0), jnp.float32, (rows, columns))
+
+
+def concatenate(columns: int, *rows: int) -> Program:
+    """Matrices below each other."""
+    return _program(lambda *xs: jnp.concatenate(xs), jnp.float32, *[(n, columns) for n in rows])
+
+
+def independent_products(size: int, count: int, dtype: Any = jnp.bfloat16) -> Program:
+    """``count`` square products that have nothing to do with each other."""
+    return _program(
+        lambda *xs: [a @ b for a, b in zip(xs[::2], xs[1::2], strict=True)],
+        dtype,
+        *[(size, size)] * (2 * count),
+    )
+
+
+def identity(*shape: int) -> Program:
+    """Nothing but a change of layout."""
+    return _program(lambda x: x, jnp.float32, shape)
+
+
+def accumulated_gradient(steps: int, tokens: int, rows: int, columns: int) -> Program:
+    """A weight's gradient summed over the micro-batches of a scan."""
+
+    def gradient(xs: jax.Array, gs: jax.Array) -> jax.Array:
+        def step(total: jax.Array, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            x, g = batch
+            return total + x.T @ g, None
+
+        return jax.lax.scan(step, jnp.zeros((rows, columns), jnp.float32), (xs, gs))[0]
+
+    return _program(gradient, jnp.float32, (steps, tokens, rows), (steps, tokens, columns))
+
+
+def sliced_product(m: int, k: int, n: int, kept: int) -> Program:
+    """The first rows of a product."""
+    return _program(lambda x, w: (x @ w)[:kept], jnp.float32, (m, k), (k, n))
+
+
+def summed_product(m: int, k: int, n: int) -> Program:
+    """The column sums of a product."""
+    return _program(lambda x, w: (x @ w).sum(axis=0), jnp.float32, (m, k), (k, n))
+
+
+def updated_rows(rows: int, columns: int) -> Program:
+    """One step of gradient descent on a table."""
+    return _program(lambda w, g: w - 0.1 * g, jnp.float32, (rows, columns), (rows, columns))
+
+
+def fft(batch: int, length: int) -> Program:
+    """A discrete Fourier transform of each row."""
+    return _program(lambda x: jnp.fft.fft(x, axis=1), jnp.complex64, (batch, length))
+
+
+def grouped_convolution(batch: int, channels: int, size: int, groups: int) -> Program:
+    """A 3 x 3 convolution in groups of channels."""
+
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=groups)
+
+    return _program(
+        convolve, jnp.float32, (batch, channels, size, size), (channels, channels // groups, 3, 3)
+    )
+
+
+# ---- goals of other cases of the same kinds ----------------------------------------------------------
+
+
+def product_goal(size: int, num_devices: int, itemsize: int = 2) -> float:
+    """Bytes of a square product in layers of the contraction, each in columns of rectangles, at best."""
+    return itemsize * size**2 * min(map(_layered, _partitions(num_devices)))
+
+
+def _layered(layers: Sequence[int]) -> float:
+    devices = sum(layers)
+    needed = [m / devices * min(map(_rectangles, _partitions(m))) for m in layers]
+    return sum(needed) - 2 + len(layers) - 1
+
+
+def _rectangles(columns: Sequence[int]) -> float:
+    """Operand elements that the devices of one layer need, in units of one operand of the layer."""
+    return len(columns) + sum(m * m for m in columns) / sum(columns)
+
+
+def _partitions(total: int, largest: int | None = None) -> list[list[int]]:
+    top = min(total, largest or total)
+    return (
+        [[]] if not total else [[n, *rest] for n in range(top, 0, -1) for rest in _partitions(total - n, n)]
+    )
+
+
+def attention_goal(kv_heads: int, tokens: int, head_dim: int, num_devices: int, itemsize: int = 2) -> float:
+    """Bytes when query heads in a row are cut evenly: each cut within a key/value head sends that head on."""
+    cuts = num_devices - math.gcd(kv_heads, num_devices)
+    return 2.0 * cuts * tokens * head_dim * itemsize
+
+
+# ---- the test set ------------------------------------------------------------------------------------
+
+_ROWS = cut_along(0)
+_BY_CONTRACTION = (cut_along(1), cut_along(0))
+
+CASES = (
+    Case("1", "matmul 8192^3", 8, matmul(8192, 8192, 8192), matmul(64, 64, 64), 384 * MIB, 384 * MIB),
+    Case("2", "matmul 7680^3", 5, matmul(7680, 7680, 7680), matmul(60, 60, 60), 292.5 * MIB, 450 * MIB),
+    Case("3", "matmul 6144^3", 6, matmul(6144, 6144, 6144), matmul(48, 48, 48), 192 * MIB, 216 * MIB),
+    Case("4", "attention, 12 heads", 8, attention(12, 8192, 128), attention(12, 32, 8), 16 * MIB, 48 * MIB),
+    Case(
+        "5",
+        "attention, 40 / 10 heads",
+        8,
+        grouped_attention(40, 10, 4096, 128),
+        grouped_attention(40, 10, 16, 8),
+        12 * MIB,
+        60 * MIB,
+    ),
+    Case(
+        "6",
+        "fused QKV product",
+        8,
+        fused_projection(8192, 4096, 4096, 3),
+        fused_projection(32, 16, 32, 3),
+        0,
+        160 * MIB,
+        inputs=(replicated, None),
+        outputs=(cut_along(1),) * 3,
+    ),
+    Case(
+        "7",
+        "flip of rows",
+        8,
+        flip(65536, 4096),
+        flip(64, 8),
+        0,
+        1024 * MIB,
+        inputs=(_ROWS,),
+        mesh_cut_dims=(0,),
+    ),
+    Case(
+        "7",
+        "roll of rows by 8192",
+        8,
+        roll(65536, 4096, 8192),
+        roll(64, 8, 8),
+        0,
+        1024 * MIB,
+        inputs=(_ROWS,),
+        mesh_cut_dims=(0,),
+    ),
+    Case(
+        "8",
+        "concatenate two",
+        8,
+        concatenate(4096, 32768, 32768),
+        concatenate(8, 32, 32),
+        0,
+        896 * MIB,
+        inputs=(_ROWS, _ROWS),
+        mesh_cut_dims=(0,),
+    ),
+    Case(
+        "9",
+        "two matmuls 8192^3",
+        8,
+        independent_products(8192, 2),
+        independent_products(32, 2),
+        512 * MIB,
+        768 * MIB,
+    ),
+    Case(
+        "14",
+        "reshard P(y,-,x) to P(-,xy,-)",
+        8,
+        identity(16, 16, 16),
+        identity(16, 16, 16),
+        14336,
+        114688,
+        "XLA",
+        inputs=(on_axes((2,), (), (0, 1)),),
+        outputs=(on_axes((), (0, 1, 2), ()),),
+    ),
+    Case(
+        "15",
+        "dW over 8 scan steps",
+        8,
+        accumulated_gradient(8, 8192, 1024, 4096),
+        accumulated_gradient(3, 16, 8, 24),
+        224 * MIB,
+        1792 * MIB,
+        "XLA",
+        inputs=(cut_along(1), cut_along(1)),
+        outputs=(replicated,),
+    ),
+    Case(
+        "16",
+        "(x @ w)[:64]",
+        8,
+        sliced_product(8192, 8192, 4096, 64),
+        sliced_product(32, 64, 16, 4),
+        14 * MIB,
+        1792 * MIB,
+        "XLA",
+        inputs=_BY_CONTRACTION,
+        outputs=(replicated,),
+    ),
+    Case(
+        "16",
+        "(x @ w).sum(0)",
+        8,
+        summed_product(8192, 8192, 4096),
+        summed_product(32, 64, 16),
+        14 * 4096 * 4,
+        1792 * MIB,
+        "XLA",
+        inputs=_BY_CONTRACTION,
+        outputs=(replicated,),
+    ),
+    Case(
+        "17",
+        "50257 rows cut 8 ways",
+        8,
+        updated_rows(50257, 768),
+        updated_rows(53, 4),
+        0,
+        inputs=(_ROWS, _ROWS),
+        outputs=(_ROWS,),
+    ),
+    Case(
+        "fft",
+        "FFT cut by batch",
+        8,
+        fft(1024, 1024),
+        fft(16, 32),
+        0,
+        56 * MIB,
+        "XLA",
+        inputs=(_ROWS,),
+        outputs=(_ROWS,),
+    ),
+    Case(
+        "conv",
+        "grouped convolution cut by batch",
+        8,
+        grouped_convolution(64, 64, 32, 4),
+        grouped_convolution(8, 8, 8, 4),
+        0,
+        112 * MIB,
+        "XLA",
+        inputs=(_ROWS, replicated),
+        outputs=(_ROWS,),
+    ),
+)
+
+NOT_YET = {"11": "causal attention, 32 / 1 heads", "12": "packed documents"}
+"""Rows whose masks must be understood first."""
+
+
+def _product_variant(size: int, num_devices: int, small: int) -> Case:
+    goal = product_goal(size, num_devices)
+    return Case(
+        "1-3", f"matmul {size}^3", num_devices, matmul(size, size, size), matmul(small, small, small), goal
+    )
+
+
+def _attention_variant(heads: int, kv_heads: int, num_devices: int, write: Callable[..., Program]) -> Case:
+    goal = attention_goal(kv_heads, 4096, 128, num_devices)
+    shapes = (heads,) if write is attention else (heads, kv_heads)
+    style = " repeated" if write is repeated_attention else ""
+    name = f"attention, {' / '.join(map(str, shapes))} heads{style}"
+    return Case("4-5", name, num_devices, write(*shapes, 4096, 128), write(*shapes, 24, 8), goal)
+
+
+def _rows_variant(name: str, num_devices: int, full: Program, small: Program) -> Case:
+    inputs = (_ROWS,) * len(full.arguments)
+    return Case("7-8", name, num_devices, full, small, 0, inputs=inputs, mesh_cut_dims=(0,))
+
+
+def _fused_variant(name: str, num_devices: int, results: int, full: Program, small: Program) -> Case:
+    places = {"inputs": (replicated, None), "outputs": (cut_along(1),) * results}
+    return Case("6", name, num_devices, full, small, 0, **places)
+
+
+VARIANTS = (
+    _product_variant(6144, 3, 48),
+    _product_variant(7168, 7, 56),
+    _product_variant(7200, 9, 36),
+    Case(
+        "1-3",
+        "matmul 4096 x 16384 x 4096",
+        8,
+        matmul(4096, 16384, 4096),
+        matmul(16, 64, 16),
+        # Cut 2 x 1 x 4: every device has its part of both operands but the half of B it shares; C in 4.
+        224 * MIB,
+    ),
+    _attention_variant(10, 10, 8, attention),
+    _attention_variant(12, 12, 5, attention),
+    _attention_variant(9, 9, 6, attention),
+    _attention_variant(16, 16, 7, attention),
+    _attention_variant(24, 6, 8, grouped_attention),
+    _attention_variant(40, 10, 8, repeated_attention),
+    _attention_variant(28, 4, 7, grouped_attention),
+    _fused_variant("fused QKV", 6, 3, fused_projection(4096, 3072, 3072, 3), fused_projection(24, 12, 24, 3)),
+    _fused_variant(
+        "fused gate and up", 8, 1, gated_projection(8192, 4096, 4096), gated_projection(32, 16, 32)
+    ),
+    _fused_variant(
+        "fused gate and up", 5, 1, gated_projection(8000, 4000, 4000), gated_projection(20, 10, 20)
+    ),
+    _rows_variant("roll of rows by 4096", 8, roll(65536, 4096, 4096), roll(64, 8, 4)),
+    _rows_variant("roll of rows by 1000", 8, roll(65536, 4096, 1000), roll(64, 8, 3)),
+    _rows_variant("flip of rows", 7, flip(65537, 1024), flip(65, 4)),
+    _rows_variant("concatenate three", 8, concatenate(4096, *[32768] * 3), concatenate(8, *[32] * 3)),
+    _rows_variant("concatenate two, uneven", 6, concatenate(4096, 6144, 12288), concatenate(8, 12, 24)),
+    Case(
+        "9",
+        "three matmuls 6144^3",
+        6,
+        independent_products(6144, 3),
+        independent_products(24, 3),
+        # Two devices each: one of the operands is needed by both, which hold half of it each.
+        3 * 72 * MIB,
+    ),
+)
+"""Other cases of the same kinds."""
