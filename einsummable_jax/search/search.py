@@ -42,8 +42,8 @@ def search(
       objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other. ``"bytes"``:
         bytes exchanged, all contractions cut among all devices (EinDecomp, arXiv 2410.02682).
       progress: Told about steps that take over a second; by default they are logged.
-      boundary: What the layouts of inputs and results may be; by default the search chooses among those that
-        a `NamedSharding` can hold.
+      boundary: What the layouts of inputs and results may be; by default the search chooses among those
+        that a `NamedSharding` can hold.
       donated: Positions of the inputs whose buffers results may take over.
       memory_limit_bytes: The most that a device may hold, see `search.memory`; None: any number.
 
