@@ -1,5 +1,6 @@
 """Run ordinary JAX functions on all devices of a machine, their parallel plans found by search."""
 
+from einsummable_jax.search import MemoryLimitError as MemoryLimitError
 from einsummable_jax.search import Plan as Plan
 from einsummable_jax.tiled_array import TiledArray as TiledArray
 from einsummable_jax.topology import Topology as Topology

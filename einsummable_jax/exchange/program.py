@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 from typing import Any
 
 from einsummable_jax.layout import Box, Monoid
@@ -90,6 +91,12 @@ class ExchangeProgram:
                     if source.device != move.destination.device:
                         received[move.destination.device] += source.box.volume * self.dtype.itemsize
         return tuple(received)
+
+    @functools.cached_property
+    def scratch_bytes(self) -> tuple[int, ...]:
+        """Bytes of each device's scratch buffers."""
+        sizes = [sum(math.prod(shape) for shape in shapes) for shapes in self.scratch_shapes]
+        return tuple(size * self.dtype.itemsize for size in sizes)
 
     @functools.cached_property
     def participants(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,23 @@ class Endpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Coupling:
+    """A tensor on its way from one endpoint to another.
+
+    Attributes:
+      tensor: Number of the tensor.
+      made: Where it comes from.
+      used: Where it is needed.
+      price: Cost of the exchange for each pair of layouts; 0 where there is none.
+    """
+
+    tensor: int
+    made: Endpoint
+    used: Endpoint
+    price: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupVariable:
     """The choice of one group's decomposition.
 
@@ -99,6 +117,7 @@ class Model:
       group_variables: The groups by number of variable.
       input_variables: The variable of each function input.
       output_variables: The variable of each function output: that of the input it comes back as, if any.
+      couplings: The ways between makers and users, exchanges where layouts differ.
     """
 
     def __init__(
@@ -115,6 +134,7 @@ class Model:
         self.output_variables: list[int] = []
         self._layouts_of: dict[int, list[Layout]] = {}
         self._made: dict[int, Endpoint] = {}
+        self.couplings: list[Coupling] = []
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
         groups = make_groups(graph)
@@ -349,6 +369,7 @@ class Model:
         if key not in self._memo:
             table = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
             self._memo[key] = trips * self._price(table.seconds, table.received_bytes)
+        self.couplings.append(Coupling(tensor, made, used, self._memo[key]))
         self.builder.couple(made.variable, used.variable, self._memo[key], made.index, used.index)
 
     def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
@@ -384,6 +405,19 @@ class Model:
         for variable, choice in self.group_variables.items():
             seconds[choice.group.members[0]] = float(choice.seconds[states[variable]])
         return seconds
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The operations of each group."""
+        return [choice.group.members for choice in self.group_variables.values()]
+
+    def made(self, tensor: int) -> Endpoint | None:
+        """How the maker of a tensor leaves it; None for literals."""
+        return self._made.get(tensor)
+
+    def boundary_layouts(self, variable: int) -> list[Layout]:
+        """The layouts that the states of an input's or output's variable stand for."""
+        return self._layouts_of[variable]
 
     def boundary(self, states: Sequence[int]) -> tuple[list[Layout], list[Layout]]:
         """The layouts of the function's inputs and outputs under an assignment."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Box, Demand, Layout, Relation
+from einsummable_jax.search.memory import PlanMemory, plan_memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class PlannedExchange:
       consumer: Number of the operation that first needs it, or None for a function output.
       seconds: Modelled time of one run; inside of a loop it runs once a step, see `Plan.trips`.
       bytes_received: Modelled bytes received by each device in one run.
+      scratch_bytes: Bytes of scratch that the exchange takes on each device; empty before synthesis.
     """
 
     tensor: int
@@ -75,6 +77,7 @@ class PlannedExchange:
     consumer: int | None
     seconds: float
     bytes_received: tuple[int, ...]
+    scratch_bytes: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Plan:
       objective: ``"time"`` (seconds) or ``"bytes"``.
       kernel_seconds: Modelled kernel time of one run of each operation.
       statistics: Figures of the search: seconds, variables, candidates, solver.
+      donated: Positions of the inputs whose buffers results may take over.
+      memory_limit_bytes: The most that a device was to hold, or None: no limit was set.
     """
 
     graph: Graph
@@ -115,6 +120,8 @@ class Plan:
     kernel_seconds: tuple[float, ...]
     statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
     carry_fetches: tuple[tuple[Fetch, ...], ...] = ()
+    donated: tuple[int, ...] = ()
+    memory_limit_bytes: float | None = None
 
     def trips(self, exchange: PlannedExchange) -> int:
         """How often an exchange runs: once for each time that its tensor is made."""
@@ -125,6 +132,10 @@ class Plan:
         from einsummable_jax.search.report import format_plan
 
         return format_plan(self)
+
+    def memory(self) -> PlanMemory:
+        """What each device holds at its peak, see :func:`einsummable_jax.search.memory.plan_memory`."""
+        return plan_memory(self)
 
     def to_json(self) -> str:
         """The plan's decisions as JSON."""

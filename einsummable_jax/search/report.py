@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from einsummable_jax.graph import SCAN_SLICE, SCAN_STACK, Operation
 from einsummable_jax.search.groups import make_groups
+from einsummable_jax.search.memory import binary
 from einsummable_jax.search.plan import Plan
 
 _HEADINGS = (
@@ -94,6 +95,7 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
     lines = [
         f"plan for {plan.num_devices} devices, objective {plan.objective}",
         *_table([r.cells() for r in rows], total.cells()),
+        _memory_line(plan),
         f"cost {plan.cost * scale:.6g} {unit}, proven to be at most {gap:.2%} above the least",
     ]
     without_rule = [op for op in plan.graph.operations if not op.spec.has_rule]
@@ -101,6 +103,18 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         lines.append("replicated, having no rule:")
         lines += [f"  {op.primitive} at {op.source or 'unknown line'}" for op in without_rule]
     return "\n".join(lines)
+
+
+def _memory_line(plan: Plan) -> str:
+    fullest = plan.memory().fullest
+    limit = "" if plan.memory_limit_bytes is None else f" of {binary(plan.memory_limit_bytes)}"
+    parts = (
+        ("arguments", fullest.argument_bytes),
+        ("results", fullest.result_bytes),
+        ("temporaries", fullest.temporary_bytes),
+    )
+    split = ", ".join(f"{name} {binary(size)}" for name, size in parts if size)
+    return f"peak {binary(fullest.peak_bytes)}{limit} per device ({split}), during {fullest.source}"
 
 
 def plan_rows(plan: Plan, verbose: bool = False) -> list[Row]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from einsummable_jax.graph import Graph
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.energy import Energy, Interner
+from einsummable_jax.search.memory import binary, plan_memory
+from einsummable_jax.search.memory_limit import fit
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.search.solver import minimise
@@ -25,6 +30,9 @@ def search(
     objective: str = "time",
     progress: Callable[[str], None] | None = None,
     boundary: Boundary | None = None,
+    *,
+    donated: tuple[int, ...] = (),
+    memory_limit_bytes: float | None = None,
 ) -> Plan:
     """Find a plan of least modelled cost for a whole graph.
 
@@ -36,12 +44,15 @@ def search(
       progress: Told about steps that take over a second; by default they are logged.
       boundary: What the layouts of inputs and results may be; by default the search chooses among those
         that a `NamedSharding` can hold.
+      donated: Positions of the inputs whose buffers results may take over.
+      memory_limit_bytes: The most that a device may hold, see `search.memory`; None: any number.
 
     Returns:
       The plan, with a proven lower bound of its cost over the decompositions searched.
 
     Raises:
       ValueError: If the objective is unknown.
+      MemoryLimitError: If no plan is found that fits the limit.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is none of {OBJECTIVES}")
@@ -54,7 +65,6 @@ def search(
         progress(f"search: {choices} choices, costs between {couplings} pairs of them")
     solution = minimise(model.energy, interner=model.builder.interner, progress=progress)
     solved = time.monotonic()
-    inputs, outputs = model.boundary(solution.states)
     statistics = {
         "model_s": built - started,
         "solve_s": solved - built,
@@ -70,14 +80,37 @@ def search(
         solution.lower_bound,
         statistics,
     )
+
+    def plan_of(states: Sequence[int]) -> Plan:
+        plan = _assembled(model, states, solution.lower_bound, statistics)
+        return dataclasses.replace(plan, donated=donated, memory_limit_bytes=memory_limit_bytes)
+
+    def solve(energy: Energy, interner: Interner) -> Plan:
+        return plan_of(minimise(energy, sweeps=20, tolerance=5e-3, interner=interner).states)
+
+    plan = plan_of(solution.states)
+    if memory_limit_bytes is None:
+        return plan
+    peak_bytes = plan_memory(plan, model.groups).peak_bytes
+    if peak_bytes <= memory_limit_bytes:
+        return plan
+    progress(f"search: the cheapest plan holds {binary(peak_bytes)} on a device, looking for one that fits")
+    plan = fit(model, plan, memory_limit_bytes, solve)
+    statistics["memory_s"] = time.monotonic() - solved
+    return plan
+
+
+def _assembled(model: Model, states: Sequence[int], lower_bound: float, statistics: dict[str, Any]) -> Plan:
+    """The plan of an assignment of the model's variables."""
+    inputs, outputs = model.boundary(states)
     return assemble(
-        graph,
-        model.decompositions(solution.states),
+        model.graph,
+        model.decompositions(states),
         inputs,
         outputs,
-        objective=objective,
-        cost=solution.cost,
-        lower_bound=solution.lower_bound,
-        kernel_seconds=model.kernel_seconds(solution.states),
+        objective=model.objective,
+        cost=model.energy.value(states),
+        lower_bound=lower_bound,
+        kernel_seconds=model.kernel_seconds(states),
         statistics=statistics,
     )

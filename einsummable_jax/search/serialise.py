@@ -37,12 +37,14 @@ def to_json(plan: Plan) -> str:
             "operations": [position[id(d)] for d in plan.decompositions],
             "inputs": [_layout_data(layout) for layout in plan.inputs],
             "outputs": [_layout_data(layout) for layout in plan.outputs],
-            "exchanges": [[e.seconds, e.bytes_received] for e in plan.exchanges],
+            "exchanges": [[e.seconds, e.bytes_received, e.scratch_bytes] for e in plan.exchanges],
             "cost": plan.cost,
             "lower_bound": plan.lower_bound,
             "objective": plan.objective,
             "kernel_seconds": plan.kernel_seconds,
             "statistics": plan.statistics,
+            "donated": plan.donated,
+            "memory_limit_bytes": plan.memory_limit_bytes,
         }
     )
 
@@ -81,10 +83,17 @@ def from_json(text: str, graph: Graph) -> Plan:
         planned, given = len(data["exchanges"]), len(plan.exchanges)
         raise ValueError(f"the plan had {planned} exchanges, now {given} result: plan again")
     priced = [
-        dataclasses.replace(exchange, seconds=seconds, bytes_received=tuple(received))
-        for exchange, (seconds, received) in zip(plan.exchanges, data["exchanges"], strict=True)
+        dataclasses.replace(
+            exchange, seconds=seconds, bytes_received=tuple(received), scratch_bytes=tuple(scratch)
+        )
+        for exchange, (seconds, received, scratch) in zip(plan.exchanges, data["exchanges"], strict=True)
     ]
-    return dataclasses.replace(plan, exchanges=tuple(priced))
+    return dataclasses.replace(
+        plan,
+        exchanges=tuple(priced),
+        donated=tuple(data["donated"]),
+        memory_limit_bytes=data["memory_limit_bytes"],
+    )
 
 
 def describe(graph: Graph) -> Iterator[str]:

@@ -173,8 +173,8 @@ class Distributed:
         return self._planned[id(program)]
 
     def _make_plan(self, program: Program) -> Traced:
-        lowerable = prepare(program.jaxpr, self._options, program.input_names, program.state)
         donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
+        lowerable = prepare(program.jaxpr, self._options, program.input_names, program.state, donated)
         return Traced(program, Executable(lowerable, donated))
 
     def _bind(self, call: Call) -> Any:
@@ -207,6 +207,7 @@ def distribute(
     devices: Sequence[jax.Device] | None = None,
     topology: Topology | None = None,
     cost: str = "time",
+    memory_limit_bytes: float | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -224,6 +225,9 @@ def distribute(
       devices: Devices to run on; all of the default backend if None.
       topology: The machine to plan for; detected if None.
       cost: What to minimise: ``"time"``, modelled seconds, or ``"bytes"``, the bytes exchanged.
+      memory_limit_bytes: The most that each device may hold: arguments, results and temporaries. If None, the
+        memory that the topology says a device has; CPU devices, which share one memory, have equal parts
+        of it. The fastest plan that fits is searched for.
       static_argnums: Positions of arguments that are compile-time constants, as for `jax.jit`.
       static_argnames: Names of such arguments.
       donate_argnums: Positions of arguments whose buffers may be reused for results, as for `jax.jit`.
@@ -238,6 +242,8 @@ def distribute(
     Raises:
       TypeError: If ``function`` is not callable.
       ValueError: If an option is out of range, or the topology is of another device count.
+
+    Planning a call raises :class:`einsummable_jax.MemoryLimitError` if no plan is found that fits the limit.
     """
     if not callable(function):
         raise TypeError(f"distribute: expected a function, found {type(function).__name__}")
@@ -252,5 +258,9 @@ def distribute(
             f"distribute: topology {machine.name} is of {machine.num_devices} devices, but {len(chosen)} "
             "devices are used; pass a topology of that many, or the devices to use"
         )
+    if memory_limit_bytes is not None and not memory_limit_bytes > 0:
+        raise ValueError(
+            f"distribute: memory_limit_bytes is {memory_limit_bytes}, expected a positive number"
+        )
     signature = Signature(function, static_argnums, static_argnames, donate_argnums)
-    return Distributed(function, signature, Options(chosen, machine, cost, tiled_state))
+    return Distributed(function, signature, Options(chosen, machine, cost, tiled_state, memory_limit_bytes))

@@ -29,18 +29,28 @@ class Options:
       topology: The machine to plan for.
       objective: ``"time"`` or ``"bytes"``.
       tiled_state: Whether results that come back as arguments may stay in uneven tiles.
+      memory_limit_bytes: The most that a device may hold; None: the memory of the machine's devices.
     """
 
     devices: tuple[jax.Device, ...]
     topology: Topology
     objective: str
     tiled_state: bool = False
+    memory_limit_bytes: float | None = None
 
     def boundary(self, graph: Graph) -> Boundary:
         """What the layouts of the graph's inputs and results may be."""
         state = (i for i, _ in graph.state if self.tiled_state)
         tiled = frozenset(i for i in state if isinstance(graph.tensors[graph.inputs[i]].dtype, np.dtype))
         return dataclasses.replace(Boundary.chosen(graph), tiled_inputs=tiled)
+
+    @property
+    def device_memory_bytes(self) -> float:
+        """The most that a device may hold. Devices that share one memory get equal parts of it."""
+        if self.memory_limit_bytes is not None:
+            return self.memory_limit_bytes
+        machine = self.topology
+        return machine.memory_bytes / (machine.num_devices if machine.shared else 1)
 
 
 def _as_stored(demand: Demand) -> Demand:
@@ -57,6 +67,7 @@ def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[Exchange
             exchange,
             seconds=simulate_seconds(program, topology),
             bytes_received=program.bytes_received,
+            scratch_bytes=program.scratch_bytes,
         )
         for exchange, program in zip(plan.exchanges, programs, strict=True)
     )
@@ -64,7 +75,13 @@ def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[Exchange
 
 
 @functools.lru_cache(maxsize=128)
-def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any = ()) -> Lowerable:
+def prepare(
+    jaxpr: Any,
+    options: Options,
+    names: Sequence[str] = (),
+    state: Any = (),
+    donated: tuple[int, ...] = (),
+) -> Lowerable:
     """Plan a closed jaxpr without constants.
 
     Args:
@@ -72,11 +89,22 @@ def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any 
       options: Devices, machine, objective.
       names: What reports call each input; may be empty.
       state: Pairs (input, output) that must keep one layout.
+      donated: Positions of the inputs whose buffers results may take over.
+
+    Raises:
+      MemoryLimitError: If no plan is found that fits the memory of the devices.
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
-        plan = search(graph, options.topology, options.objective, boundary=options.boundary(graph))
+        plan = search(
+            graph,
+            options.topology,
+            options.objective,
+            boundary=options.boundary(graph),
+            donated=donated,
+            memory_limit_bytes=options.device_memory_bytes,
+        )
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)

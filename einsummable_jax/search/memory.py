@@ -1,0 +1,396 @@
+"""Bytes that each device holds while a plan runs: arguments, results, and what lives in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from einsummable_jax.graph import ArrayMap, Graph, Operation
+from einsummable_jax.layout import Box, Relation
+from einsummable_jax.search.groups import make_groups
+
+if TYPE_CHECKING:
+    from einsummable_jax.search.plan import Decomposition, Fetch, Plan
+
+VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
+"""Operations whose result is their operand under another shape."""
+COMPUTED_WHERE_READ = frozenset({"broadcast_in_dim", "iota"})
+"""Operations that element-wise readers compute anew instead of reading an array."""
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+"""Operations that read whole arrays: nothing is fused into them but the transpose of a matrix."""
+
+SHOWN = 12
+"""Reports list so many arrays by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """An array that a device holds at its peak.
+
+    Attributes:
+      tensor: Number of the tensor in the plan's graph.
+      name: How reports call it: the tree path of an argument, else the primitive that makes it, with its
+        source line.
+      kind: ``"argument"``, ``"result"``, ``"made"`` by a kernel, ``"exchanged"``: delivered by an exchange,
+        ``"scratch"`` of an exchange, or ``"repacked"`` for one kernel.
+      bytes: Bytes on the device.
+    """
+
+    tensor: int
+    name: str
+    kind: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """The most that one device holds at a time.
+
+    Attributes:
+      device: Its rank.
+      peak_bytes: Arguments, results and temporaries together.
+      argument_bytes: Bytes of the arguments; they stay through the call.
+      result_bytes: Bytes of the results that no donated argument makes room for.
+      temporary_bytes: Most bytes of everything else.
+      operation: Number of the operation that runs at the peak; None if results are delivered then.
+      source: Its primitive and source line.
+      held: What is held then, the largest first.
+    """
+
+    device: int
+    peak_bytes: int
+    argument_bytes: int
+    result_bytes: int
+    temporary_bytes: int
+    operation: int | None
+    source: str
+    held: tuple[Held, ...]
+
+    def __str__(self) -> str:
+        shown, others = self.held[:SHOWN], self.held[SHOWN:]
+        lines = [f"device {self.device} holds {binary(self.peak_bytes)} during {self.source}:"]
+        lines += [f"  {binary(held.bytes):>10}  {held.kind:<9} {held.name}" for held in shown]
+        if others:
+            rest = sum(held.bytes for held in others)
+            lines.append(f"  {binary(rest):>10}  {len(others)} smaller arrays")
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanMemory:
+    """What every device holds at its peak.
+
+    Attributes:
+      devices: One entry per device.
+    """
+
+    devices: tuple[DeviceMemory, ...]
+
+    @property
+    def fullest(self) -> DeviceMemory:
+        """The device that holds most."""
+        return max(self.devices, key=lambda device: device.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that any device holds."""
+        return self.fullest.peak_bytes
+
+    def __str__(self) -> str:
+        return str(self.fullest)
+
+
+def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> PlanMemory:
+    """The peak bytes of each device, from the life of every array under the order in which the plan runs.
+
+    Arguments are held from before the call to its end, and so is room for the results (XLA allocates both
+    beforehand), unless a donated argument of the same shape and layout makes room. Everything else is held
+    from the kernel or exchange that makes it to the last one that reads it. The operations of a group run
+    as one kernel: what only they read is never held. Buffers that the compiler shares or reuses in place
+    are not foreseen, so that this is rather too much than too little.
+
+    Args:
+      plan: The plan.
+      groups: The operations of each group, if the caller has them; found anew otherwise.
+    """
+    found = [group.members for group in make_groups(plan.graph)] if groups is None else groups
+    return _Liveness(plan, found).memory()
+
+
+def binary(number_bytes: float) -> str:
+    """Bytes with three digits and a binary prefix."""
+    for prefix in ("B", "KiB", "MiB", "GiB"):
+        if number_bytes < 1000:
+            return f"{number_bytes:.3g} {prefix}"
+        number_bytes /= 1024
+    return f"{number_bytes:.3g} TiB"
+
+
+@dataclasses.dataclass(eq=False)
+class _Buffer:
+    """An array between the steps that first and last touch it; ``device_bytes`` are integers ``[p]``."""
+
+    tensor: int
+    kind: str
+    device_bytes: np.ndarray
+    first: int
+    last: int
+
+
+class _Liveness:
+    """The buffers of a plan and their lives, in steps: one step per group, one more for the results."""
+
+    def __init__(self, plan: Plan, groups: Sequence[tuple[int, ...]]) -> None:
+        self.plan = plan
+        self.graph = plan.graph
+        self.devices = range(plan.num_devices)
+        self.producer = {t: i for i, op in enumerate(self.graph.operations) for t in op.results}
+        self.steps = run_order(self.graph, groups)
+        self.step_of = {m: step for step, members in enumerate(self.steps) for m in members}
+        self.storage: dict[int, int] = {}
+        self.buffers: dict[Any, _Buffer] = {}
+        self.readers: dict[tuple[int, int], list[int]] = {}
+        self._delivered: set[int] = set()
+        # Relations are kept beside their sizes, so that their identity stays theirs.
+        self._sizes: dict[int, tuple[Relation, np.ndarray]] = {}
+        self._copies: dict[Any, np.ndarray] = {}
+        for step, members in enumerate(self.steps):
+            for member in members:
+                self._run(step, member)
+        for tensor, fetch in zip(self.graph.outputs, self.plan.output_fetches, strict=True):
+            self._fetch(tensor, fetch, len(self.steps), None)
+
+    # ---- lives -----------------------------------------------------------------------------------
+
+    def _run(self, step: int, index: int) -> None:
+        operation = self.graph.operations[index]
+        for position, (tensor, fetch) in enumerate(
+            zip(operation.operands, self.plan.fetches[index], strict=True)
+        ):
+            self._fetch(tensor, fetch, step, index)
+            self._repack(step, index, position, fetch)
+        for tensor in operation.results:
+            if self._is_view(index):
+                self.storage[tensor] = self._stored(operation.operands[0])
+            elif tensor not in self.graph.literals:
+                held = self._bytes(self.plan.relations[tensor][0])
+                self.buffers[tensor, 0] = _Buffer(tensor, "made", held, step, step)
+
+    def _is_view(self, index: int) -> bool:
+        operation = self.graph.operations[index]
+        if operation.primitive not in VIEWS or self.plan.fetches[index][0].version:
+            return False
+        held, made = (self.plan.relations[t][0] for t in (operation.operands[0], operation.results[0]))
+        return (self._bytes(held) == self._bytes(made)).all()
+
+    def _stored(self, tensor: int) -> int:
+        return self.storage.get(tensor, tensor)
+
+    def _version(self, tensor: int, version: int) -> tuple[int, int]:
+        return (tensor, version) if version else (self._stored(tensor), 0)
+
+    def _fetch(self, tensor: int, fetch: Fetch, step: int, reader: int | None) -> None:
+        if fetch.exchange is not None and fetch.exchange not in self._delivered:
+            self._delivered.add(fetch.exchange)
+            exchange = self.plan.exchanges[fetch.exchange]
+            self._read(self._version(tensor, exchange.version), step, None)
+            held = self._bytes(self.plan.relations[tensor][exchange.delivers])
+            self.buffers[tensor, exchange.delivers] = _Buffer(tensor, "exchanged", held, step, step)
+            if any(exchange.scratch_bytes):
+                held = np.array(exchange.scratch_bytes)
+                self.buffers["scratch", fetch.exchange] = _Buffer(tensor, "scratch", held, step, step)
+        self._read(self._version(tensor, fetch.version), step, reader)
+
+    def _read(self, version: tuple[int, int], step: int, reader: int | None) -> None:
+        """Note that a kernel reads a tensor version, or (None) an exchange or the caller."""
+        self.readers.setdefault(version, []).append(-1 if reader is None else reader)
+        if version in self.buffers:
+            self.buffers[version].last = max(self.buffers[version].last, step)
+
+    def _repack(self, step: int, index: int, position: int, fetch: Fetch) -> None:
+        """The copy of an operand for one kernel: a part of a tile, or dimensions in another order."""
+        operation = self.graph.operations[index]
+        tensor = operation.operands[position]
+        if operation.primitive not in PRODUCTS or tensor in self.graph.literals:
+            return
+        reordered = not is_canonical(operation, position) and not self._written_for(tensor, fetch, index)
+        held = self._copied(
+            self.plan.relations[tensor][fetch.version],
+            operation.spec.operands[position],
+            self.plan.decompositions[index],
+            reordered,
+        )
+        if held.any():
+            self.buffers["repacked", index, position] = _Buffer(tensor, "repacked", held, step, step)
+
+    def _copied(
+        self, tiles: Relation, array_map: ArrayMap, decomposition: Decomposition, reordered: bool
+    ) -> np.ndarray:
+        """Bytes of the boxes that kernel calls read other than as whole tiles, or of all of them."""
+        key = (id(tiles), array_map, id(decomposition), reordered)
+        if key not in self._copies:
+            copied = []
+            for device, calls in enumerate(decomposition.calls):
+                boxes = {Box(tuple(dim.interval(call) for dim in array_map)) for call in calls}
+                whole = set() if reordered else {tile for tile, _ in tiles.tiles_of(device)}
+                copied.append(sum(box.volume for box in boxes - whole) * tiles.itemsize)
+            self._copies[key] = np.array(copied)
+        return self._copies[key]
+
+    def _written_for(self, tensor: int, fetch: Fetch, reader: int) -> bool:
+        """Whether the maker of a tensor writes it as its only reader wants it."""
+        producer = self.producer.get(tensor)
+        if producer is None or fetch.version or tensor in self.graph.outputs:
+            return False
+        return self.graph.operations[producer].spec.elementwise and self.consumers[tensor] == {reader}
+
+    @functools.cached_property
+    def consumers(self) -> dict[int, set[int]]:
+        """The operations that read each tensor."""
+        found: dict[int, set[int]] = {}
+        for index, operation in enumerate(self.graph.operations):
+            for tensor in operation.operands:
+                found.setdefault(tensor, set()).add(index)
+        return found
+
+    def _bytes(self, relation: Relation) -> np.ndarray:
+        if id(relation) not in self._sizes:
+            held = np.array([relation.bytes_on(device) for device in self.devices])
+            self._sizes[id(relation)] = relation, held
+        return self._sizes[id(relation)][1]
+
+    # ---- what is held ----------------------------------------------------------------------------
+
+    def _is_held(self, version: tuple[int, int], buffer: _Buffer) -> bool:
+        """Whether a buffer ever exists: not if only its own kernel, or kernels that compute it, read it."""
+        if buffer.kind != "made":
+            return True
+        readers, producer = self.readers.get(version, []), self.producer[buffer.tensor]
+        if self.graph.operations[producer].primitive in COMPUTED_WHERE_READ:
+            return any(r < 0 or self.graph.operations[r].primitive in PRODUCTS for r in readers)
+        if self._is_folded(producer, readers):
+            return False
+        return any(r < 0 or self.step_of[r] != buffer.first for r in readers)
+
+    def _is_folded(self, producer: int, readers: Sequence[int]) -> bool:
+        """Whether a transposed matrix is only read by products, which read the original."""
+        if self.graph.operations[producer].primitive != "transpose":
+            return False
+        products = all(r >= 0 and self.graph.operations[r].primitive in PRODUCTS for r in readers)
+        return products and len(self.graph.operations[producer].spec.results[0]) == 2
+
+    def memory(self) -> PlanMemory:
+        """The account of every device."""
+        results = {self._version(t, f.version) for t, f in self._output_fetches()}
+        temporaries = [
+            buffer
+            for version, buffer in self.buffers.items()
+            if version not in results and self._is_held(version, buffer)
+        ]
+        profile = np.zeros((len(self.steps) + 1, self.plan.num_devices), np.int64)
+        for buffer in temporaries:
+            profile[buffer.first : buffer.last + 1] += buffer.device_bytes
+        fixed = [*self._arguments(), *self._results()]
+        return PlanMemory(tuple(self._device(d, profile[:, d], fixed, temporaries) for d in self.devices))
+
+    def _output_fetches(self) -> Iterator[tuple[int, Fetch]]:
+        return zip(self.graph.outputs, self.plan.output_fetches, strict=True)
+
+    def _arguments(self) -> list[_Buffer]:
+        relations = [(t, self.plan.relations[t][0]) for t in dict.fromkeys(self.graph.inputs)]
+        return [_Buffer(t, "argument", self._bytes(r), 0, len(self.steps)) for t, r in relations]
+
+    def _results(self) -> list[_Buffer]:
+        """The results that need room of their own."""
+        donated = []
+        for position in self.plan.donated:
+            tensor = self.graph.inputs[position]
+            donated.append(self.plan.relations[tensor][0])
+        own = []
+        for tensor, layout in zip(self.graph.outputs, self.plan.outputs, strict=True):
+            relation = layout.relation(self.graph.tensors[tensor].shape, self.graph.tensors[tensor].dtype)
+            if relation in donated:
+                donated.remove(relation)
+            else:
+                own.append(_Buffer(tensor, "result", self._bytes(relation), 0, len(self.steps)))
+        return own
+
+    def _device(
+        self, device: int, profile: np.ndarray, fixed: Sequence[_Buffer], temporaries: Sequence[_Buffer]
+    ) -> DeviceMemory:
+        step = int(profile.argmax())
+        alive = [buffer for buffer in temporaries if buffer.first <= step <= buffer.last]
+        held = [
+            Held(buffer.tensor, self._name(buffer), buffer.kind, int(buffer.device_bytes[device]))
+            for buffer in (*fixed, *alive)
+            if buffer.device_bytes[device]
+        ]
+        arguments, results = (sum(h.bytes for h in held if h.kind == kind) for kind in ("argument", "result"))
+        operation = self.steps[step][-1] if step < len(self.steps) else None
+        temporary = int(profile[step])
+        return DeviceMemory(
+            device=device,
+            peak_bytes=arguments + results + temporary,
+            argument_bytes=arguments,
+            result_bytes=results,
+            temporary_bytes=temporary,
+            operation=operation,
+            source="the delivery of results" if operation is None else self._operation_name(operation),
+            held=tuple(sorted(held, key=lambda h: -h.bytes)),
+        )
+
+    def _name(self, buffer: _Buffer) -> str:
+        value = self.graph.tensors[buffer.tensor]
+        producer = self.producer.get(buffer.tensor)
+        name = value.name if producer is None else self._operation_name(producer)
+        return f"{name} {value.dtype}{list(value.shape)}"
+
+    def _operation_name(self, index: int) -> str:
+        operation = self.graph.operations[index]
+        return f"{operation.primitive} at {operation.source}" if operation.source else operation.primitive
+
+
+def is_canonical(operation: Operation, position: int) -> bool:
+    """Whether a product reads an operand as it is.
+
+    XLA's products take batch dimensions first, then all contracted and all free ones, in either order.
+    """
+    if operation.primitive != "dot_general":
+        return True
+    contracted, batch = operation.params["dimension_numbers"]
+    rank = len(operation.spec.operands[position])
+    if tuple(batch[position]) != tuple(range(len(batch[position]))):
+        return False
+    kinds = [dim in contracted[position] for dim in range(len(batch[position]), rank)]
+    return len(list(itertools.groupby(kinds))) <= 2
+
+
+def run_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The groups in an order that may be run: each as late as its last member, as the program has it."""
+    group_of = {member: number for number, members in enumerate(groups) for member in members}
+    producer = {t: i for i, op in enumerate(graph.operations) for t in op.results}
+    successors: list[set[int]] = [set() for _ in groups]
+    waits_for: list[set[int]] = [set() for _ in groups]
+    for index, operation in enumerate(graph.operations):
+        for tensor in operation.operands:
+            maker = group_of[producer[tensor]] if tensor in producer else group_of[index]
+            if maker != group_of[index]:
+                successors[maker].add(group_of[index])
+                waits_for[group_of[index]].add(maker)
+    ready = [(groups[g][-1], g) for g in range(len(groups)) if not waits_for[g]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(groups[group])
+        for later in successors[group]:
+            waits_for[later].discard(group)
+            if not waits_for[later]:
+                heapq.heappush(ready, (groups[later][-1], later))
+    return order

@@ -1,0 +1,210 @@
+"""Peak bytes of plans, checked against XLA's account, and plans that must fit a limit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import einsummable_jax
+from einsummable_jax.graph import build_graph
+from einsummable_jax.search import MemoryLimitError, Plan, search
+from einsummable_jax.topology import Topology, machine
+from experiments import workloads
+from experiments.models import llama
+
+SLACK_LOW, SLACK_HIGH = 0.75, 1.3
+"""Predicted peaks lie within these factors of XLA's."""
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def draw(struct: jax.ShapeDtypeStruct, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(struct.shape).astype(np.float32)
+
+
+def xla_bytes(distributed: einsummable_jax.Distributed, *args) -> int:
+    """Arguments, results and temporaries of one device, as XLA allocates them."""
+    stats = distributed.lower(*args).compile().memory_analysis()
+    own_results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return stats.argument_size_in_bytes + own_results + stats.temp_size_in_bytes
+
+
+# ---- the account -----------------------------------------------------------------------------------
+
+
+def two_layers(x, w1, w2):
+    return jnp.tanh(jnp.tanh(x @ w1) @ w2)
+
+
+def loss(w1, x, w2):
+    return two_layers(x, w1, w2).sum()
+
+
+SMALL = llama.LlamaConfig(dim=64, heads=4, kv_heads=2, ffn=128, layers=1)
+
+
+def block_case(batch: int, tokens: int):
+    workload = workloads.Workload(batch, tokens)
+    return workloads.block_function(SMALL, workload), workloads.argument_shapes(SMALL, workload), ()
+
+
+def train_case():
+    optimizer = optax.adamw(1e-3)
+    params = jax.eval_shape(lambda: llama.init(np.random.default_rng(0), SMALL))
+    state = jax.eval_shape(optimizer.init, params)
+    tokens = jax.ShapeDtypeStruct((16, 33), jnp.int32)
+    return llama.make_train_step(SMALL, optimizer), (params, state, tokens), (0, 1)
+
+
+CASES = {
+    "product": (lambda a, b: a @ b, (f32(256, 128), f32(128, 512)), ()),
+    "chain": (
+        lambda a, b, c, d: (a @ b) @ (c @ d),
+        (f32(256, 512), f32(512, 128), f32(128, 384), f32(384, 256)),
+        (),
+    ),
+    "gradient": (jax.grad(loss), (f32(128, 256), f32(64, 128), f32(256, 128)), ()),
+    "uneven gradient": (jax.grad(loss), (f32(130, 252), f32(66, 130), f32(252, 135)), ()),
+    "block": block_case(4, 64),
+    "train step, donated": train_case(),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_predicted_peak_is_close_to_what_xla_allocates(name):
+    function, args, donated = CASES[name]
+    topology = machine("dgx_a100", 8) if len(name) % 2 else None
+    distributed = einsummable_jax.distribute(function, donate_argnums=donated, topology=topology)
+    predicted = distributed.plan(*args).memory().peak_bytes
+    assert SLACK_LOW <= predicted / xla_bytes(distributed, *args) <= SLACK_HIGH
+
+
+def one_product_plan() -> Plan:
+    closed = jax.make_jaxpr(lambda a, b: jnp.tanh(a @ b).sum())(f32(64, 32), f32(32, 16))
+    return search(build_graph(closed), single_device())
+
+
+def single_device() -> Topology:
+    return machine("dgx_a100", 1)
+
+
+def test_account_of_one_device_by_hand():
+    (device,) = one_product_plan().memory().devices
+    # The product is held until the fused tanh and sum have read it; their own values never are.
+    assert device.argument_bytes == 4 * (64 * 32 + 32 * 16)
+    assert device.result_bytes == 4
+    assert device.temporary_bytes == 4 * 64 * 16
+    assert device.peak_bytes == 4 * (64 * 32 + 32 * 16 + 1 + 64 * 16)
+    assert [(h.kind, h.bytes) for h in device.held] == [
+        ("argument", 8192),
+        ("made", 4096),
+        ("argument", 2048),
+        ("result", 4),
+    ]
+
+
+def test_what_is_exchanged_lives_beside_its_source_until_last_used():
+    # Eight rows per device; every device needs all columns of x transposed: all-to-all of x.
+    graph = build_graph(jax.make_jaxpr(lambda x: jnp.cumsum(jnp.cumsum(x, 0), 1))(f32(64, 64)))
+    plan = search(graph, machine("dgx_a100", 8))
+    held = plan.memory().devices[0]
+    if plan.exchanges:
+        assert held.temporary_bytes >= 2 * 4 * 64 * 64 // 8
+    assert all(device.peak_bytes == held.peak_bytes for device in plan.memory().devices)
+
+
+def test_donated_arguments_make_room_for_results():
+    step = lambda state, x: (state + x, x.sum())  # noqa: E731
+    kept, given = (
+        einsummable_jax.distribute(step, donate_argnums=d).plan(f32(64, 64), f32(64, 64)).memory()
+        for d in ((), (0,))
+    )
+    state_bytes = 4 * 64 * 64
+    assert given.fullest.result_bytes == 4
+    assert kept.peak_bytes - given.peak_bytes == kept.fullest.result_bytes - 4 >= state_bytes // 8
+
+
+# ---- the limit -------------------------------------------------------------------------------------
+
+
+def mlp(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return x
+
+
+WEIGHTS, ROWS = [f32(96, 96)] * 3, f32(2048, 96)
+WHOLE_BYTES = 3 * 4 * 96 * 96
+
+
+def replicating() -> Topology:
+    """Devices with a slow network and much arithmetic: rows are cut, weights are copied."""
+    return dataclasses.replace(machine("dgx_a100", 8), egress=1e9, ingress=1e9)
+
+
+def test_a_limit_cuts_weights_that_the_fastest_plan_replicates():
+    topology = replicating()
+    fastest = einsummable_jax.distribute(mlp, topology=topology)
+    plan = fastest.plan(WEIGHTS, ROWS)
+    peak_bytes = plan.memory().peak_bytes
+    assert peak_bytes > WHOLE_BYTES
+    assert all(relation.is_replicated for relation, *_ in (plan.relations[t] for t in plan.graph.inputs[:3]))
+    limit_bytes = peak_bytes - WHOLE_BYTES // 2
+    limited = einsummable_jax.distribute(mlp, topology=topology, memory_limit_bytes=limit_bytes)
+    fitting = limited.plan(WEIGHTS, ROWS)
+    assert fitting.memory().peak_bytes <= limit_bytes
+    assert fitting.cost > plan.cost
+    assert any(not fitting.relations[t][0].is_replicated for t in fitting.graph.inputs[:3])
+    arrays = [draw(w, i) / 10 for i, w in enumerate(WEIGHTS)], draw(ROWS, 3)
+    np.testing.assert_allclose(limited(*arrays), jax.jit(mlp)(*arrays), rtol=2e-5, atol=2e-6)
+
+
+def test_an_impossible_limit_names_what_fills_the_device_and_the_smallest_limit():
+    topology = replicating()
+    limited = einsummable_jax.distribute(mlp, topology=topology, memory_limit_bytes=20_000)
+    with pytest.raises(MemoryLimitError, match=r"memory_limit_bytes=20000") as found:
+        limited.plan(WEIGHTS, ROWS)
+    error = found.value
+    for said in ("device ", "argument", "float32[2048, 96]", f"memory_limit_bytes={error.smallest_bytes}"):
+        assert said in str(error)
+    assert error.smallest_bytes >= 4 * 2048 * 96 // 8
+    again = einsummable_jax.distribute(mlp, topology=topology, memory_limit_bytes=error.smallest_bytes)
+    assert again.plan(WEIGHTS, ROWS).memory().peak_bytes <= error.smallest_bytes
+
+
+def test_a_limit_that_does_not_bind_changes_nothing():
+    graph = build_graph(jax.make_jaxpr(mlp)(WEIGHTS, ROWS))
+    free = search(graph, replicating())
+    limited = search(graph, replicating(), memory_limit_bytes=free.memory().peak_bytes)
+    assert limited.decompositions == free.decompositions
+    assert (limited.inputs, limited.outputs, limited.cost) == (free.inputs, free.outputs, free.cost)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_default_limit_is_the_memory_of_the_machine(shared):
+    topology = dataclasses.replace(replicating(), memory_bytes=480_000, shared=shared)
+    if shared:  # eight devices have 60 kB each
+        with pytest.raises(MemoryLimitError, match="60000"):
+            einsummable_jax.distribute(mlp, topology=topology).plan(WEIGHTS, ROWS)
+    else:
+        plan = einsummable_jax.distribute(mlp, topology=topology).plan(WEIGHTS, ROWS)
+        assert plan.memory_limit_bytes == 480_000
+        assert plan.memory().peak_bytes <= 480_000
+
+
+def test_a_limit_must_be_positive():
+    with pytest.raises(ValueError, match="memory_limit_bytes is 0"):
+        einsummable_jax.distribute(mlp, memory_limit_bytes=0)
+
+
+def test_the_report_and_json_carry_the_account():
+    plan = einsummable_jax.distribute(mlp, donate_argnums=1, memory_limit_bytes=1e9).plan(WEIGHTS, ROWS)
+    again = Plan.from_json(plan.to_json(), plan.graph)
+    assert (again.donated, again.memory_limit_bytes) == (plan.donated, 1e9) == ((3,), 1e9)
+    assert again.memory() == plan.memory()
+    assert "peak " in str(plan) and "of 954 MiB per device (arguments " in str(plan)
