@@ -97,11 +97,14 @@ def register(platform: str = "cpu") -> None:
 
 def _register_target(loaded: ctypes.CDLL, target: str, *, state: str, handler: str) -> None:
     capsule = jax.ffi.pycapsule
-    ids = {
-        "type_id": capsule(getattr(loaded, f"Einsummable{state}TypeId")()),
-        "type_info": capsule(getattr(loaded, f"Einsummable{state}TypeInfo")()),
-    }
-    jax.ffi.register_ffi_type(target + "_state", ids, platform="cpu")
+    jax.ffi.register_ffi_type(
+        target + "_state",
+        {
+            "type_id": capsule(getattr(loaded, f"Einsummable{state}TypeId")()),
+            "type_info": capsule(getattr(loaded, f"Einsummable{state}TypeInfo")()),
+        },
+        platform="cpu",
+    )
     stages = {
         stage.lower(): capsule(getattr(loaded, f"Einsummable{handler}{stage}"))
         for stage in ("Instantiate", "Execute")

@@ -215,16 +215,13 @@ class _Resolver:
         counts = _offset([int(carried.parts[d][call] == first) for d in self.devices])
         return CountOnce(operands, monoid, counts) if operands else None
 
-    def _tile_index(self, tensor: int, result_boxes: Sequence[Box], parts: Sequence[int]) -> int:
     def _open(self, loop: int | None) -> None:
         """Begin the blocks of a loop and of those around it, where that has not happened."""
         while loop is not None and loop not in self.blocks:
             self.blocks[loop] = _Block()
             loop = self.plan.graph.loops[loop].parent
 
-    def _call(
-        self, index: int, call: int, boxes: tuple[Box, ...], operands: Views, results: Views
-    ) -> None:
+    def _call(self, index: int, call: int, boxes: tuple[Box, ...], operands: Views, results: Views) -> None:
         """One kernel call on the sharing devices, or a buffer that passes into a loop or out of it."""
         graph = self.plan.graph
         block, primitive = self.blocks[graph.loop_of_operation[index]], graph.operations[index].primitive
@@ -239,6 +236,7 @@ class _Resolver:
         else:
             (block.slices if primitive == SCAN_SLICE else block.stacks).append((operand, result))
 
+    def _tile_index(self, tensor: int, result_boxes: Sequence[Box], parts: Sequence[int]) -> int:
         """Which of its tiles of ``tensor`` each sharing device makes with this kernel call; -1 if empty."""
         relation = self.plan.relations[tensor][0]
         if result_boxes[0].is_empty:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Loop, Operation, Role
+from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Loop, Operation
 from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
 from einsummable_jax.search.contributions import (
     PlanError as PlanError,
