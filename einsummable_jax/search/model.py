@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, Layout
+from einsummable_jax.layout import Box, Layout, Monoid
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
@@ -21,7 +21,22 @@ from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
-from einsummable_jax.search.plan import Decomposition
+from einsummable_jax.search.partial import (
+    CarriedCalls,
+    Tiles,
+    accepting,
+    carried_calls,
+    flows_of,
+    forbid_moving_parts,
+    from_delivered,
+    in_order,
+    monoid_made,
+    no_carried,
+    parts_where_held,
+    source_maps,
+    to_delivered,
+)
+from einsummable_jax.search.plan import Carried, Decomposition
 from einsummable_jax.search.pull_back import cover_tiles
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
@@ -38,8 +53,14 @@ CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_gen
 """Operations whose work the objective ``bytes`` always cuts among all devices."""
 TIE_BREAK = 1e-4
 """Weight of preferences that must never decide against the objective, relative to a real cost."""
+FORBIDDEN = {"time": 1e4, "bytes": 1e16}
+"""Cost of what must not be, by objective: above any plan's, yet what is added to it is not lost."""
 BYTES_PER_SECOND_OF_TIME = 1.0
 """How many bytes a second of modelled time counts under the objective ``bytes``: breaks ties only."""
+
+
+PartsTable = Callable[[np.ndarray, TileLayouts, TileLayouts, float], np.ndarray]
+"""From costs between final layouts, with the layouts and the cost of what is forbidden, to costs of all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,25 +103,39 @@ class GroupVariable:
       group: The group.
       candidates: The decompositions that a mesh gives, numbered from 0.
       covers: Further decompositions, numbered on.
-      seconds: Kernel time of each, floats ``[C + E]``.
+      carried: Those on contributions, numbered on.
+      seconds: Kernel time of each, floats ``[C + E + K]``.
     """
 
     group: Group
     candidates: Candidates
     covers: Covers
+    carried: CarriedCalls
     seconds: np.ndarray
 
     def calls(self, state: int) -> tuple[tuple[Box, ...], ...]:
         """The iteration boxes of each device."""
         if state < len(self.candidates):
             return tuple((box,) for box in self.candidates.boxes(state))
-        return self.covers.boxes(state - len(self.candidates))
+        number = state - len(self.candidates)
+        return self.covers.boxes(number) if number < len(self.covers) else self.carried.boxes(self._k(state))
 
     def words(self, state: int, names: Sequence[str]) -> str:
         """The decomposition in words."""
         if state < len(self.candidates):
             return self.candidates.words(state, names)
-        return self.covers.words(state - len(self.candidates), names)
+        number = state - len(self.candidates)
+        if number < len(self.covers):
+            return self.covers.words(number, names)
+        return self.carried.words(self._k(state), names)
+
+    def contributions(self, state: int, member: int) -> Carried | None:
+        """How the group's member in position ``member`` runs on contributions, if it does."""
+        number = self._k(state)
+        return self.carried.decomposed(number, member) if number >= 0 else None
+
+    def _k(self, state: int) -> int:
+        return state - len(self.candidates) - len(self.covers)
 
 
 class Model:
@@ -141,8 +176,9 @@ class Model:
         self._cover_search = CoverSearch(
             graph, groups, topology.num_devices, self._kernel_cost, self._fixed_layouts()
         )
-        for number, group in enumerate(groups):
-            self._add_group(group, self._cover_search.covers(number))
+        self._monoids_made: dict[int, Monoid] = {}
+        for number in in_order(graph, groups):
+            self._add_group(groups[number], self._cover_search.covers(number))
         self._add_carries()
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
@@ -235,21 +271,25 @@ class Model:
 
     def _add_group(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> None:
         candidates, covers = self._candidates(group, offered)
-        seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in (candidates, covers)])
-        is_even = np.concatenate([candidates.is_even, covers.is_even])
+        carried = self._carried(group)
+        blocks = (candidates, covers, carried.candidates)
+        seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
+        is_even = np.concatenate([block.is_even for block in blocks])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
         variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
-        self.group_variables[variable] = GroupVariable(group, candidates, covers, seconds)
+        choice = GroupVariable(group, candidates, covers, carried, seconds)
+        self.group_variables[variable] = choice
         for member in group.members:
             operation = self.graph.operations[member]
-            for tensor, array_map in zip(operation.operands, operation.spec.operands, strict=True):
+            for position, tensor in enumerate(operation.operands):
                 if tensor not in self.graph.literals:
-                    layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=False)
+                    layouts, index = self._layouts(choice, member, position)
                     self._used.setdefault(tensor, []).append(Endpoint(variable, layouts, index))
-            for tensor, array_map in zip(operation.results, operation.spec.results, strict=True):
-                layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=True)
+            for position, tensor in enumerate(operation.results):
+                layouts, index = self._layouts(choice, member, position, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+            self._monoids_made.update(self._aggregated_by(choice, member))
 
     def _add_carries(self) -> None:
         """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
@@ -267,12 +307,7 @@ class Model:
         if constraint is not None:
             return self._constrained(group, constraint)
         operations = [(m, self.graph.operations[m]) for m in group.members]
-        merged = {
-            group.array_map(m, array_map)
-            for m, op in operations
-            for array_map in (*op.spec.operands, *op.spec.results)
-            if any(len(dim_map.terms) > 1 for dim_map in array_map)
-        }
+        merged = _merged_maps(self.graph, group)
         monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
         key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced, offered)
@@ -295,36 +330,67 @@ class Model:
             self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
         return self._memo[key]
 
+    def _carried(self, group: Group) -> CarriedCalls:
+        """The ways to run a group on contributions that others leave."""
+        graph, p = self.graph, self.topology.num_devices
+        read = dict.fromkeys(t for m in group.members for t in graph.operations[m].operands)
+        sources = {
+            t: self._monoids_made[t]
+            for t in read
+            if t in self._monoids_made and (self._made[t].layouts.contributions > 1).any()
+        }
+        operations = [graph.operations[m] for m in group.members]
+        if self.objective == "bytes" and any(op.primitive in CONTRACTIONS for op in operations):
+            sources = {}  # every device would repeat the whole contraction for its contribution
+        flows = [
+            (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
+            for flow, tensors in flows_of(graph, group, sources)
+        ]
+        merged = frozenset(_merged_maps(graph, group)) if flows else frozenset()
+        signature = tuple((flow, *((id(layouts), m) for layouts, m in uses)) for flow, uses in flows)
+        key = ("carried", group.extents, group.cuttable, merged, signature)
+        if key not in self._memo:
+            empty = no_carried(len(group.extents), p)
+            self._memo[key] = carried_calls(group, merged, flows, p) if flows else empty
+        return self._memo[key]
+
+    def _aggregated_by(self, choice: GroupVariable, member: int) -> dict[int, Monoid]:
+        """What aggregates contributions to the results of a member of a group, if it may leave some."""
+        operation = self.graph.operations[member]
+        position = choice.group.members.index(member)
+        on_parts = [flow.monoid for flow in choice.carried.flows if flow.operands[position]]
+        monoid = on_parts[0] if on_parts else monoid_made(operation.spec)
+        return dict.fromkeys(operation.results, monoid) if monoid is not None else {}
+
     def _layouts(
-        self,
-        group: Group,
-        member: int,
-        choices: tuple[Candidates, Covers],
-        array_map: ArrayMap,
-        made: bool,
+        self, choice: GroupVariable, member: int, position: int, made: bool = False
     ) -> tuple[TileLayouts, np.ndarray]:
-        """The layouts of one operand or result, over the candidates and covers of its group."""
-        spec, (candidates, covers) = self.graph.operations[member].spec, choices
+        """The layouts of one operand (or result) of a member, over all states of its group."""
+        group, candidates, covers, carried = choice.group, choice.candidates, choice.covers, choice.carried
+        spec = self.graph.operations[member].spec
+        array_map = (spec.results if made else spec.operands)[position]
         mapped = group.array_map(member, array_map)
         reductions = _reduction_labels(group, member, spec) if made else ()
-        key = ("layouts", id(candidates), id(covers), mapped, reductions)
+        on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
+        key = ("layouts", id(candidates), id(covers), mapped, reductions, id(carried), on_parts.tobytes())
         if key not in self._memo:
-            boxes = touched_boxes(mapped, candidates.bounds)
-            parts = np.zeros(boxes.shape[:2], np.int64)
-            for label in reductions:
-                parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
-            contributions = np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
             shape = tuple(dim_map.extent for dim_map in array_map)
-            layouts, index = distinct_layouts(shape, boxes, parts, contributions)
+            single = _single_tiles(candidates, mapped, reductions)
+            if len(carried):
+                single = carried.joined(
+                    single, _single_tiles(carried.candidates, mapped, reductions), on_parts
+                )
+            layouts, index = distinct_layouts(shape, *single)
             if len(covers):
                 layouts, further = add_tiles(layouts, cover_tiles(mapped, covers, reductions))
-                index = np.concatenate([index, further])
+                index = np.insert(index, len(candidates), further)
             self._memo[key] = self._one_object(layouts), self.builder.interner.array(index)
         return self._memo[key]
 
     def _one_object(self, layouts: TileLayouts) -> TileLayouts:
         tiles = layouts.several.tiles if layouts.several else ()
-        boxes = (layouts.boxes.shape, layouts.boxes.tobytes(), layouts.parts.tobytes())
+        arrays = (layouts.boxes, layouts.parts, layouts.contributions)
+        boxes = (layouts.boxes.shape, *(array.tobytes() for array in arrays))
         return self._memo.setdefault(("tiles", layouts.shape, *boxes, tiles), layouts)
 
     # ---- exchanges -------------------------------------------------------------------------------
@@ -338,39 +404,53 @@ class Model:
         made = self._made.get(tensor)
         if made is None:
             return
-        final = made.layouts.is_final
         users: dict[tuple[int, int, int], Endpoint] = {}
         for use in self._used.get(tensor, ()):
             aligned = use.layouts is made.layouts and use.index is made.index
-            if not (final and aligned and use.variable == made.variable):
+            if not (aligned and use.variable == made.variable):
                 users[use.variable, id(use.layouts), id(use.index)] = use
-        if len(users) > 1:
-            hub = self._delivered(made, list(users.values()))
-            self._couple(made, hub, tensor)
-            made = hub
+        if len(users) < 2:
+            for use in users.values():
+                self._couple(made, use, tensor)
+            return
+        lazy = any(accepting(use.layouts).any() for use in users.values())
+        hub = self._delivered(made, list(users.values()), lazy)
+        self._couple(made, hub, tensor, to_delivered if lazy else forbid_moving_parts)
         for use in users.values():
-            self._couple(made, use, tensor)
+            if accepting(use.layouts).any():
+                self._couple(made, use, tensor, parts_where_held)
+            self._couple(hub, use, tensor, from_delivered if lazy else forbid_moving_parts)
 
-    def _delivered(self, made: Endpoint, users: Sequence[Endpoint]) -> Endpoint:
-        """The layout a tensor is delivered in: any that its maker leaves or one of its users needs."""
+    def _delivered(self, made: Endpoint, users: Sequence[Endpoint], lazy: bool) -> Endpoint:
+        """The layout a tensor is delivered in: any that its maker leaves or one of its users needs.
+
+        ``lazy``: or, in a last state, none.
+        """
         families = list({id(e.layouts): e.layouts for e in (made, *users)}.values())
         key = ("delivered", *(id(f) for f in families))
         if key not in self._memo:
             self._memo[key] = self._one_object(merge_layouts(families))
         layouts = self._memo[key]
         place = self.builder.place(made.variable) + 0.25
-        variable = self.builder.variable(np.zeros(len(layouts)), place)
-        return Endpoint(variable, layouts, self.builder.interner.array(np.arange(len(layouts))))
+        variable = self.builder.variable(np.zeros(len(layouts) + lazy), place)
+        return Endpoint(variable, layouts, self.builder.interner.array(np.arange(len(layouts) + lazy)))
 
-    def _couple(self, made: Endpoint, used: Endpoint, tensor: int) -> None:
+    def _couple(
+        self, made: Endpoint, used: Endpoint, tensor: int, way: PartsTable = forbid_moving_parts
+    ) -> None:
+        """Add the cost of getting a tensor from one layout to another; ``way`` says it for contributions."""
         itemsize = self.graph.tensors[tensor].dtype.itemsize
         trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
         key = ("exchange", id(made.layouts), id(used.layouts), itemsize, trips)
         if key not in self._memo:
-            table = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
-            self._memo[key] = trips * self._price(table.seconds, table.received_bytes)
-        self.couplings.append(Coupling(tensor, made, used, self._memo[key]))
-        self.builder.couple(made.variable, used.variable, self._memo[key], made.index, used.index)
+            costs = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
+            self._memo[key] = trips * self._price(costs.seconds, costs.received_bytes)
+        with_parts = (*key, way.__name__)
+        if with_parts not in self._memo:
+            table, forbidden = self._memo[key], FORBIDDEN[self.objective]
+            self._memo[with_parts] = way(table, made.layouts, used.layouts, forbidden)
+        self.couplings.append(Coupling(tensor, made, used, self._memo[with_parts]))
+        self.builder.couple(made.variable, used.variable, self._memo[with_parts], made.index, used.index)
 
     def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
         if self.objective == "time":
@@ -394,8 +474,11 @@ class Model:
                     group.labels[member],
                     tuple(x.name for x in spec.labels),
                 )
+                carried = choice.contributions(state, group.members.index(member))
+                key = (*key, id(choice.carried), carried)
                 if key not in shared:
-                    shared[key] = _decomposition(choice, member, state, spec)
+                    found_calls = _decomposition(choice, member, state, spec)
+                    shared[key] = dataclasses.replace(found_calls, carried=carried)
                 found[member] = shared[key]
         return [found[index] for index in range(len(self.graph.operations))]
 
@@ -423,6 +506,25 @@ class Model:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
+
+
+def _merged_maps(graph: Graph, group: Group) -> set[ArrayMap]:
+    """The maps of a group in which a dimension has several labels."""
+    return {
+        group.array_map(m, array_map)
+        for m in group.members
+        for array_map in (*graph.operations[m].spec.operands, *graph.operations[m].spec.results)
+        if any(len(dim_map.terms) > 1 for dim_map in array_map)
+    }
+
+
+def _single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[int]) -> Tiles:
+    """The tiles of one operand or result in each candidate."""
+    boxes = touched_boxes(mapped, candidates.bounds)
+    parts = np.zeros(boxes.shape[:2], np.int64)
+    for label in reductions:
+        parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
+    return boxes, parts, np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
 
 
 def _reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:
