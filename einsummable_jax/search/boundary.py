@@ -60,7 +60,7 @@ def boundary_family(shape: Sequence[int], num_devices: int, tiled: bool) -> tupl
     if not tiled:
         return [*even], boxes
     cuts = mesh_candidates(shape, [True] * len(shape), num_devices)
-    cuts = cuts.take(~cuts.is_even)
+    cuts = cuts.take(~cuts.is_even & (cuts.distinct_calls == num_devices))
     uneven = [TiledLayout(tuple((box,) for box in cuts.boxes(i))) for i in range(len(cuts))]
     boxes = np.concatenate([boxes, cuts.bounds])
     fullest = np.prod(np.diff(boxes, axis=-1), axis=(-2, -1)).max(axis=1)
