@@ -19,8 +19,10 @@ from einsummable_jax.graph import build_graph
 from einsummable_jax.layout import Box, MeshLayout, TiledLayout, even_cuts
 from einsummable_jax.lowering import Lowerable
 from einsummable_jax.search import Decomposition, assemble
+from einsummable_jax.search.boundary import boundary_family
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import with_exchanges
+from experiments.train_llama import state_shares
 
 DEVICES = jax.devices()
 RNG = np.random.default_rng(0)
@@ -160,6 +162,30 @@ def test_errors_say_what_to_do():
         distribute(jnp.sin, devices=DEVICES[:7])(reduced)
     with pytest.raises(ValueError, match="apply such functions to to_array"):
         jax.vmap(distribute(jnp.sin, devices=DEVICES[:7]))(tiled(array))
+
+
+def test_families_of_layouts_cut_among_all_devices():
+    layouts, boxes = boundary_family((53, 3), 8, tiled=True)
+    assert layouts == [rows((53, 3), 8)] and boxes.shape == (1, 8, 2, 2)
+    assert boundary_family((6, 11), 7, tiled=True)[0][0].device_tiles((6, 11))[0] == (Box(((0, 6), (0, 2))),)
+    for shape, num_devices, parts in (
+        ((16, 3), 8, {(8, 1)}),
+        ((14, 21), 7, {(7, 1), (1, 7)}),
+        ((3, 5), 7, {(1, 1)}),
+        ((), 7, {()}),
+    ):
+        layouts, _ = boundary_family(shape, num_devices, tiled=True)
+        assert {layout.parts() for layout in layouts if isinstance(layout, MeshLayout)} == parts
+        assert all(isinstance(layout, MeshLayout) for layout in layouts)
+    assert boundary_family((53, 3), 8, tiled=False)[0] == [MeshLayout(8, ((), ()))]
+
+
+def test_state_shares():
+    shares = state_shares(
+        {"w": tiled(normal(9, 4)), "n": jax.device_put(np.float32(1), DEVICES[6])}, DEVICES[:7]
+    )
+    assert (shares["state_bytes"], shares["state_bytes_per_device"]) == (37 * 4, 9 * 4)
+    assert shares["tiled_arrays"] == 1 and shares["state_share_times_devices"] == pytest.approx(9 / 37 * 7)
 
 
 # ---- at the boundary of executables -----------------------------------------------------------------
