@@ -68,7 +68,8 @@ def _tiled(
 
 def _among_all(shape: tuple[int, ...], num_devices: int) -> list[DeviceBoxes]:
     """Cuts of which the fullest device holds `MAX_SHARE` of an even share at most, or as little as can be."""
-    bounds = mesh_candidates(shape, [True] * len(shape), num_devices).bounds
+    cuts = mesh_candidates(shape, [True] * len(shape), num_devices)
+    bounds = cuts.take(cuts.is_even | (cuts.distinct_calls == num_devices)).bounds
     fullest = np.prod(np.diff(bounds, axis=-1), axis=(-2, -1)).max(axis=1)
     few = bounds[fullest <= max(MAX_SHARE * math.prod(shape) / num_devices, fullest.min())]
     tiles = [[tuple((start, stop) for start, stop in box) for box in layout] for layout in few.tolist()]
