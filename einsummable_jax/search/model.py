@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, Layout, mesh_layouts
-from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.layout import Box, Layout
+from einsummable_jax.search.boundary import Boundary, boundary_family
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
@@ -111,27 +111,33 @@ class Model:
         for index, op in enumerate(self.graph.operations):
             for tensor in op.operands:
                 first_use.setdefault(tensor, index)
-        for tensor, fixed in zip(self.graph.inputs, self._boundary.inputs, strict=True):
-            endpoint = self._mesh_endpoint(tensor, None, first_use.get(tensor, 0) - 0.5, fixed)
+        tiled = self._boundary.tiled_inputs
+        for position, tensor in enumerate(self.graph.inputs):
+            place, fixed = first_use.get(tensor, 0) - 0.5, self._boundary.inputs[position]
+            endpoint = self._mesh_endpoint(tensor, None, place, fixed or position in tiled)
             self.input_variables.append(endpoint.variable)
             self._made[tensor] = endpoint
-        state = {output: self.input_variables[i] for i, output in self.graph.state}
+        state = {output: i for i, output in self.graph.state}
         for position, tensor in enumerate(self.graph.outputs):
-            fixed = self._boundary.outputs[position]
-            endpoint = self._mesh_endpoint(tensor, state.get(position), len(self.graph.operations), fixed)
+            source = state.get(position)
+            variable = None if source is None else self.input_variables[source]
+            choice = self._boundary.outputs[position] or source in tiled
+            endpoint = self._mesh_endpoint(tensor, variable, len(self.graph.operations), choice)
             self.output_variables.append(endpoint.variable)
             if tensor not in self.graph.literals:
                 self._used.setdefault(tensor, []).append(endpoint)
 
     def _mesh_endpoint(
-        self, tensor: int, variable: int | None, place: float, fixed: Layout | None = None
+        self, tensor: int, variable: int | None, place: float, choice: Layout | bool
     ) -> Endpoint:
-        """The layouts a function input or output may have, or the fixed one; holding less is a tie-break."""
+        """The layouts a function input or output may have; holding less is a tie-break.
+
+        ``choice`` is the fixed layout, or whether uneven tiles are among those to choose from.
+        """
         value = self.graph.tensors[tensor]
-        key = ("mesh", value.shape, fixed)
+        key = ("mesh", value.shape, choice)
         if key not in self._memo:
-            choices = [fixed] if fixed else list(mesh_layouts(value.shape, self.topology.num_devices))
-            boxes = np.array([[b.bounds for b in _one_box_each(c, value.shape)] for c in choices], np.int64)
+            choices, boxes = boundary_family(value.shape, self.topology.num_devices, choice)
             boxes = boxes.reshape(len(choices), self.topology.num_devices, len(value.shape), 2)
             layouts, index = self._intern(value.shape, boxes, np.zeros(boxes.shape[:2], np.int64))
             firsts = np.unique(index, return_index=True)[1]
@@ -307,14 +313,6 @@ class Model:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
-
-
-def _one_box_each(layout: Layout, shape: Sequence[int]) -> list[Box]:
-    """The box of each device in a layout with at most one tile a device; an empty one where it holds none."""
-    tiles = layout.device_tiles(shape)
-    if any(len(boxes) > 1 for boxes in tiles):
-        raise NotImplementedError(f"a layout fixed to several tiles a device: {layout}")
-    return [boxes[0] if boxes else Box(((0, 0),) * len(shape)) for boxes in tiles]
 
 
 def _reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from einsummable_jax.exchange import ExchangeProgram, simulate_seconds, synthesise
-from einsummable_jax.graph import build_graph
+from einsummable_jax.graph import Graph, build_graph
 from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
-from einsummable_jax.search import Plan, search
+from einsummable_jax.search import Boundary, Plan, search
 from einsummable_jax.topology import Topology
+from einsummable_jax.transform.layouts import FixedLayouts
 from einsummable_jax.transform.progress import step
 
 
@@ -27,11 +29,20 @@ class Options:
       devices: The device of each rank.
       topology: The machine to plan for.
       objective: ``"time"`` or ``"bytes"``.
+      tiled_state: Whether results that come back as arguments may stay in uneven tiles.
     """
 
     devices: tuple[jax.Device, ...]
     topology: Topology
     objective: str
+    tiled_state: bool = False
+
+    def boundary(self, graph: Graph, fixed: FixedLayouts | None = None) -> Boundary:
+        """What the layouts of the graph's inputs and results may be."""
+        chosen = Boundary.chosen(graph) if fixed is None else Boundary(fixed.inputs, fixed.outputs)
+        state = (i for i, _ in graph.state if self.tiled_state)
+        tiled = frozenset(i for i in state if isinstance(graph.tensors[graph.inputs[i]].dtype, np.dtype))
+        return dataclasses.replace(chosen, tiled_inputs=tiled)
 
 
 def _as_stored(demand: Demand) -> Demand:
@@ -55,7 +66,13 @@ def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[Exchange
 
 
 @functools.lru_cache(maxsize=128)
-def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any = ()) -> Lowerable:
+def prepare(
+    jaxpr: Any,
+    options: Options,
+    names: Sequence[str] = (),
+    state: Any = (),
+    fixed: FixedLayouts | None = None,
+) -> Lowerable:
     """Plan a closed jaxpr without constants.
 
     Args:
@@ -63,11 +80,12 @@ def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any 
       options: Devices, machine, objective.
       names: What reports call each input; may be empty.
       state: Pairs (input, output) that must keep one layout.
+      fixed: Layouts of inputs and results that the search may not choose.
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
-        plan = search(graph, options.topology, options.objective)
+        plan = search(graph, options.topology, options.objective, boundary=options.boundary(graph, fixed))
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)
