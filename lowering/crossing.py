@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from einsummable_jax.layout import Layout, MeshLayout, axis_names, axis_sizes
+from einsummable_jax.layout import Layout, MeshLayout, PlacedLayout, TiledLayout, axis_names, axis_sizes
 
 
 @functools.lru_cache(maxsize=64)
@@ -24,7 +24,7 @@ def refined_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
 
 
 def partition_spec(layout: Layout) -> PartitionSpec:
-    """The sharding over the refined mesh of the array that crosses: for tiles their stacked form, by row."""
+    """The sharding over the refined mesh of the array that crosses, see :func:`crossing_shape`."""
     if isinstance(layout, MeshLayout):
         return layout.partition_spec()
     return PartitionSpec(axis_names(layout.num_devices))
@@ -37,12 +37,21 @@ def named_sharding(devices: tuple[jax.Device, ...], layout: Layout) -> NamedShar
 
 
 def crossing_shape(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the array that crosses for a tensor of ``shape``."""
-    return tuple(shape) if isinstance(layout, MeshLayout) else layout.stacked_shape
+    """The shape of the array that crosses for a tensor of ``shape``.
+
+    In a mesh layout that is the tensor. Of a placed layout the boxes cross one below the other, in the order
+    of ranks; of tiles their stacked form, a row for each device.
+    """
+    if isinstance(layout, MeshLayout):
+        return tuple(shape)
+    if isinstance(layout, PlacedLayout):
+        rows, *others = layout.boxes[0].shape
+        return (layout.num_devices * rows, *others)
+    return layout.stacked_shape
 
 
 def shard_shape(layout: Layout, shape: Sequence[int], device: int) -> tuple[int, ...]:
     """The shape of ``device``'s part of it."""
-    if isinstance(layout, MeshLayout):
+    if not isinstance(layout, TiledLayout):
         return layout.device_boxes(shape)[device].shape
     return (1, layout.row_elements)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK
-from einsummable_jax.layout import Box, Layout, MeshLayout, Relation, TiledLayout
+from einsummable_jax.layout import Box, Layout, Relation, TiledLayout
 from einsummable_jax.lowering.shard_program import (
     BoxView,
     CountOnce,
@@ -116,11 +116,11 @@ class _Resolver:
         for tensor, layout, fetch in zip(
             graph.outputs, self.plan.outputs, self.plan.output_fetches, strict=True
         ):
-            if isinstance(layout, MeshLayout):
+            if isinstance(layout, TiledLayout):
+                outputs.append(self.pack(tensor, fetch, layout))
+            else:
                 boxes = layout.device_boxes(graph.tensors[tensor].shape)
                 outputs.append(self.fetch(tensor, fetch, tuple(boxes[d] for d in self.devices)))
-            else:
-                outputs.append(self.pack(tensor, fetch, layout))
         steps = tuple(self.blocks[None].steps)
         return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), steps)
 
@@ -146,7 +146,7 @@ class _Resolver:
 
     def unpack(self, source: int, layout: Layout) -> list[int]:
         """The tiles of a function input, whose part on this device arrives as buffer ``source``."""
-        if isinstance(layout, MeshLayout):
+        if not isinstance(layout, TiledLayout):
             return [source]
         shapes = _same([tuple(box.shape for box in layout.tiles[d]) for d in self.devices])
         results = [self.new_buffer() for _ in shapes]

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import constrain, distribute
@@ -21,6 +22,8 @@ DEVICES = jax.devices()
 FOUR = Mesh(np.array(DEVICES[:4]), ("a",))
 UNEVEN_ROWS = (0, 1, 3, 10, 12, 20, 25, 31, 32)
 OVERLAPPING = TiledLayout(((Box(((0, 8), (0, 16))),), *((Box(((7, 13), (0, 16))),) for _ in range(7))))
+COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?\(")
+AXES = {5: ("a",), 6: ("a", "b")}
 on_machine = functools.partial(distribute, topology=machine("dgx_a100", 8))
 
 
@@ -253,3 +256,171 @@ def test_constrain_takes_prefix_trees_and_is_the_identity_elsewhere():
         constrain(tree, {"x": ROWS, "rest": (ROWS, None)})
     with pytest.raises(TypeError, match="expected a NamedSharding"):
         constrain(x, "rows")
+
+
+# ---- in_layouts and out_layouts ------------------------------------------------------------------
+
+
+def step(params, x, *, scale=1.0):
+    hidden = jnp.tanh(x @ params["w"]) * scale
+    return {"w": params["w"] * 0.5, "b": params["b"] + hidden.sum(0)}, hidden
+
+
+def step_arguments():
+    x, w = operands()
+    return {"w": w, "b": jnp.arange(16.0)}, x
+
+
+EXPLICIT = Mesh(np.array(DEVICES).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+ROWS_OF_PARAMS = {"w": ROWS, "b": MeshLayout(8, ((0,),))}
+SHARDINGS = {
+    "one axis": NamedSharding(MESH, P("b")),
+    "both axes": NamedSharding(MESH, P("b", "a")),
+    "one dimension by both": NamedSharding(MESH, P(None, ("b", "a"))),
+    "replicated": NamedSharding(MESH, P()),
+    "reversed devices": REVERSED,
+    "reversed devices, replicated": NamedSharding(REVERSED.mesh, P()),
+    "explicit mesh": NamedSharding(EXPLICIT, P("a", "b")),
+}
+
+
+def buffers(array):
+    return {shard.device: shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_arguments_and_results_with_a_given_sharding(name):
+    sharding = SHARDINGS[name]
+    params, x = step_arguments()
+    f = on_machine(step, in_layouts=(None, sharding), out_layouts=(None, sharding))
+    placed = jax.device_put(x, sharding)
+    found = f(params, placed)
+    close(found, step(params, x))
+    assert found[1].sharding == sharding
+    compiled = f.lower(params, x).compile()
+    assert compiled.input_shardings[0][1] == sharding
+    assert compiled.output_shardings[1] == sharding
+    close(compiled(params, x), step(params, x))
+    assert not COLLECTIVE.search(compiled.as_text())
+    slot = f.trace(params, x).leaf_slots[2]
+    assert slot.holds(placed)
+    assert buffers(slot.enter(placed)) == buffers(placed)
+
+
+@pytest.mark.parametrize("num_devices", [5, 6])
+def test_meshes_that_the_prime_factors_cannot_make(num_devices):
+    devices = DEVICES[:num_devices]
+    mesh = Mesh(
+        np.array(devices).reshape(-1, 2) if num_devices == 6 else np.array(devices[::-1]), AXES[num_devices]
+    )
+    sharding = NamedSharding(mesh, P(*AXES[num_devices]))
+    x = jax.random.normal(jax.random.key(0), (30, 12))
+    f = distribute(
+        lambda x: jnp.cumsum(x, 0) @ x.T,
+        devices=devices,
+        topology=machine("dgx_a100", num_devices),
+        in_layouts=sharding,
+        out_layouts=sharding,
+    )
+    close(f(jax.device_put(x, sharding)), jnp.cumsum(x, 0) @ x.T)
+    assert f(x).sharding == sharding
+
+
+def test_our_layouts_at_the_boundary():
+    params, x = step_arguments()
+    tiles = TiledLayout(tuple((Box(((a, b), (0, 16))),) for a, b in itertools.pairwise(UNEVEN_ROWS)))
+    f = on_machine(step, in_layouts=({"w": COLUMNS, "b": None}, ROWS), out_layouts=(None, tiles))
+    plan = f.plan(params, x)
+    assert plan.inputs[1:] == (COLUMNS, ROWS)  # leaves are sorted: b, w, x
+    assert plan.outputs[1] == COLUMNS  # params are state: they come back
+    state, hidden = f(params, x)
+    assert hidden.layout == tiles
+    close((state, jnp.asarray(np.asarray(hidden))), step(params, x))
+
+
+def test_fixed_layouts_under_transformations():
+    params, x = step_arguments()
+    f = on_machine(step, in_layouts=(ROWS_OF_PARAMS, BLOCKS), out_layouts=(None, NamedSharding(MESH, P("a"))))
+    total = lambda step: lambda params, x: step(params, x)[1].sum()  # noqa: E731
+    found = jax.jit(f)(params, x)
+    close(found, step(params, x))
+    assert found[1].sharding.is_equivalent_to(NamedSharding(MESH, P("a")), 2)
+    close(jax.grad(total(f))(params, x), jax.grad(total(step))(params, x))
+    batch = jnp.stack([x, 2 * x])
+    close(jax.vmap(f, (None, 0))(params, batch), jax.vmap(step, (None, 0))(params, batch))
+
+
+def test_partition_specs_of_the_mesh_that_is_set():
+    params, x = step_arguments()
+    f = on_machine(step, in_layouts=(None, P("b")), out_layouts=(None, P(None, "a")))
+    with pytest.raises(ValueError, match=r"(?s)x, float32\[32, 24\].*no mesh is set. Remedy.*set_mesh"):
+        f(params, x)
+    with jax.set_mesh(MESH):
+        found = f(params, x)
+    close(found, step(params, x))
+    assert found[1].sharding == NamedSharding(MESH, P(None, "a"))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "complaint"),
+    [
+        ({"in_layouts": (None, NamedSharding(FOUR, P("a")))}, r"  \* x, .*devices \[0, 1, 2, 3\], the plan"),
+        ({"in_layouts": (None, NamedSharding(MESH, P("a", None, "b")))}, r"x, .*at least 3 dimensions"),
+        (
+            {
+                "in_layouts": (
+                    {"w": NamedSharding(MESH, P(None, ("a", "b"))), "b": NamedSharding(MESH, P("a"))},
+                    None,
+                )
+            },
+            None,
+        ),
+        ({"in_layouts": (NamedSharding(MESH, P(("a", "b"))), None)}, None),
+        ({"in_layouts": (None, NamedSharding(MESH, P(None, ("a", "b"))))}, None),
+        ({"out_layouts": (None, MeshLayout(8, ((0,),)))}, r"result\[1\], .*1 dimensions, the array 2"),
+        ({"in_layouts": (None, MeshLayout(4, ((0,), ())))}, r"x, .*for 4 devices, the plan for 8"),
+        (
+            {"in_layouts": (None, NamedSharding(MESH, P(P.UNCONSTRAINED, "a")))},
+            "unconstrained; at the boundary",
+        ),
+        ({"in_layouts": (None, "rows")}, r"x, .*found a str, expected a NamedSharding"),
+        ({"in_layouts": ({"w": None}, None)}, r"in_layouts\[0\]"),
+        ({"in_layouts": (None,)}, r"tree prefix of the tuple of positional arguments"),
+        ({"out_layouts": (None, None, None)}, r"tree prefix of the result"),
+    ],
+)
+def test_layouts_at_the_boundary_that_cannot_hold(layouts, complaint):
+    params, x = step_arguments()
+    f = on_machine(step, **layouts)
+    if complaint is None:
+        f.plan(params, x)
+        return
+    with pytest.raises((ValueError, TypeError), match=complaint):
+        f.plan(params, x)
+
+
+def test_extents_that_do_not_divide_are_named_by_tree_path():
+    params, x = step_arguments()
+    f = on_machine(step, in_layouts=(NamedSharding(MESH, P("a")), NamedSharding(MESH, P(("a", "b")))))
+    with pytest.raises(ValueError, match=r"1 of 3 leaves:\n  \* x, float32\[30, 24\]: .*30 % 8 = 6"):
+        f.plan(params, x[:30])
+
+
+def test_state_fixed_differently_at_its_ends():
+    params, x = step_arguments()
+    layouts = {"in_layouts": (ROWS_OF_PARAMS, None), "out_layouts": ({"w": COLUMNS, "b": None}, None)}
+    plan = on_machine(step, **layouts).plan(params, x)  # the user's word: it is no state
+    assert (plan.inputs[1], plan.outputs[1]) == (ROWS_OF_PARAMS["w"], COLUMNS)
+    with pytest.raises(ValueError, match=r"state params\['w'\].*\(8, 1\) tiles.*\(1, 8\) tiles.*Remedy"):
+        on_machine(step, donate_argnums=0, **layouts).plan(params, x)
+
+
+def test_state_is_donated_in_its_fixed_layout():
+    params, x = step_arguments()
+    expected = step(params, x)
+    f = on_machine(step, donate_argnums=0, in_layouts=({"w": REVERSED, "b": None}, None))
+    placed = f.place(params, x)
+    found = f(*placed)
+    assert placed[0]["w"].is_deleted()
+    close(found, expected)
+    assert found[0]["w"].sharding.is_equivalent_to(REVERSED, 2)

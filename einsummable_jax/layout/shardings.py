@@ -11,13 +11,14 @@ from jax.sharding import NamedSharding, Sharding
 
 from einsummable_jax.layout.box import Box, Interval, even_cuts
 from einsummable_jax.layout.mesh_layout import MeshLayout, axis_sizes
+from einsummable_jax.layout.placed_layout import PlacedLayout
 from einsummable_jax.layout.tiled_layout import Layout, TiledLayout
 
 
 def layout_of(
     sharding: Sharding, shape: Sequence[int], devices: Sequence[Any], *, uneven: bool = False
 ) -> Layout:
-    """The layout that ``sharding`` gives an array of ``shape``; a mesh layout where it is one.
+    """The layout that ``sharding`` gives an array of ``shape``: a mesh layout where it is one.
 
     Args:
       sharding: A sharding over exactly ``devices``, in any order and over a mesh of any shape.
@@ -33,9 +34,9 @@ def layout_of(
     _check_devices(sharding, devices)
     boxes = _device_boxes(sharding, tuple(shape), uneven)
     by_rank = tuple(boxes[device] for device in devices)
-    return mesh_layout_of(by_rank, shape) or TiledLayout(
-        tuple(() if box.is_empty else (box,) for box in by_rank)
-    )
+    if len({box.shape for box in by_rank}) == 1:
+        return mesh_layout_of(by_rank, shape) or PlacedLayout(by_rank)
+    return TiledLayout(tuple(() if box.is_empty else (box,) for box in by_rank))
 
 
 def _check_devices(sharding: Sharding, devices: Sequence[Any]) -> None:

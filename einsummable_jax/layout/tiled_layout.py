@@ -10,6 +10,7 @@ from typing import Any
 
 from einsummable_jax.layout.box import Box
 from einsummable_jax.layout.mesh_layout import MeshLayout
+from einsummable_jax.layout.placed_layout import PlacedLayout
 from einsummable_jax.layout.relation import Relation
 
 
@@ -73,5 +74,5 @@ class TiledLayout:
         return Relation.from_device_tiles(shape, dtype, tiles)
 
 
-Layout = MeshLayout | TiledLayout
+Layout = MeshLayout | PlacedLayout | TiledLayout
 """How a function's input or result lies on the devices."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from einsummable_jax.graph import Constraint, Graph
-from einsummable_jax.layout import Box, Layout
+from einsummable_jax.layout import Box, Interval
+from einsummable_jax.search.boundary import one_box_each
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.groups import Group
 
@@ -26,15 +27,10 @@ def constrained_candidates(
     Along the others the tensor may be whole, or cut by whatever axes of the refined mesh leave the fixed
     dimensions as they are.
     """
-    tiles = constraint.layout.device_tiles([shape[dim] for dim in constraint.dims])
-    label_of = [label for label in group.labels[group.members[0]]]
-    kept = [dim for dim, label in enumerate(label_of) if label is not None]
-    whole = np.zeros((1, num_devices, len(kept), 2), np.int64)
-    for device, box in enumerate(one_box_each(constraint.layout, tiles, len(constraint.dims))):
-        bounds = [(0, 0) if box is None else (0, shape[dim]) for dim in range(len(shape))]
-        for dim, bound in zip(constraint.dims, box.bounds if box else (), strict=False):
-            bounds[dim] = bound
-        whole[0, device] = np.reshape([bounds[dim] for dim in kept], (len(kept), 2))
+    kept = [dim for dim, label in enumerate(group.labels[group.members[0]]) if label is not None]
+    boxes = one_box_each(constraint.layout, [shape[dim] for dim in constraint.dims])
+    whole = np.array([_bounds(box, constraint.dims, shape) for box in boxes], np.int64)
+    whole = whole.reshape(1, num_devices, len(shape), 2)[:, :, kept]
     fixed = [label for label, dim in enumerate(kept) if dim in constraint.dims]
     if len(fixed) == len(kept):
         return from_bounds(whole)
@@ -43,15 +39,12 @@ def constrained_candidates(
     return from_bounds(np.concatenate([whole, found.bounds[agrees]]))
 
 
-def one_box_each(layout: Layout, tiles: Sequence[Sequence[Box]], rank: int) -> list[Box | None]:
-    """The one box of each device, None where it holds nothing.
-
-    Raises:
-      NotImplementedError: If a device holds several.
-    """
-    if any(len(held) > 1 for held in tiles):
-        raise NotImplementedError(f"a constraint to several tiles on a device: {layout}")
-    return [held[0] if held else None for held in tiles]
+def _bounds(box: Box, dims: Sequence[int], shape: Sequence[int]) -> list[Interval]:
+    """The box of a device that holds ``box`` along ``dims``: all or nothing along the other dimensions."""
+    bounds = [(0, 0) if box.is_empty else (0, extent) for extent in shape]
+    for dim, bound in zip(dims, box.bounds, strict=True):
+        bounds[dim] = bound
+    return bounds
 
 
 def from_bounds(bounds: np.ndarray) -> Candidates:

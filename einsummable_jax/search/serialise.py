@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from einsummable_jax.graph import Graph
-from einsummable_jax.layout import Box, Layout, MeshLayout, TiledLayout
+from einsummable_jax.layout import Box, Layout, MeshLayout, PlacedLayout, TiledLayout
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.plan import Carried, Decomposition, Plan
 
@@ -141,10 +141,14 @@ def _carried(data: Any) -> Carried | None:
 def _layout_data(layout: Layout) -> dict[str, Any]:
     if isinstance(layout, MeshLayout):
         return {"axes": layout.axes}
+    if isinstance(layout, PlacedLayout):
+        return {"boxes": [box.bounds for box in layout.boxes]}
     return {"tiles": [[box.bounds for box in boxes] for boxes in layout.tiles]}
 
 
 def _layout(num_devices: int, data: dict[str, Any]) -> Layout:
     if "axes" in data:
         return MeshLayout(num_devices, tuple(tuple(dim) for dim in data["axes"]))
+    if "boxes" in data:
+        return PlacedLayout(tuple(_box(bounds) for bounds in data["boxes"]))
     return TiledLayout(tuple(tuple(_box(bounds) for bounds in boxes) for boxes in data["tiles"]))

@@ -9,8 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from einsummable_jax._compat import source_info_util
 from einsummable_jax.graph import constrain_p, without_open_dims
-from einsummable_jax.layout import MeshLayout, TiledLayout
-from einsummable_jax.transform.layouts import ACCEPTED, as_sharding, broadcast
+from einsummable_jax.transform.layouts import ACCEPTED, LAYOUTS, as_sharding, broadcast
 
 source_info_util.register_exclusion(__file__)  # reports name the line that calls `constrain`
 
@@ -51,6 +50,6 @@ def _constrain(leaf: Any, target: Any) -> Any:
     dims = tuple(range(rank))
     if isinstance(target, NamedSharding):
         target, dims = without_open_dims(target, rank)
-    elif not isinstance(target, (Sharding, MeshLayout, TiledLayout)):
+    elif not isinstance(target, (Sharding, *LAYOUTS)):
         raise TypeError(f"constrain: a layout is of type {type(target).__name__}; expected {ACCEPTED}")
     return constrain_p.bind(leaf, target=target, about=dims)

@@ -12,11 +12,13 @@ from typing import Any
 import jax
 
 from einsummable_jax._compat import core, pe
+from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.topology import Topology, detect
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
 from einsummable_jax.transform.launch import Executable
+from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.planner import Options, prepare
 from einsummable_jax.transform.primitive import CallSite, bind
 from einsummable_jax.transform.stages import Lowered, Program, Traced
@@ -36,11 +38,14 @@ class Distributed:
     planned as a whole.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Signature, options: Options) -> None:
+    def __init__(
+        self, function: Callable[..., Any], signature: Signature, options: Options, requests: Requests
+    ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._signature = signature
         self._options = options
+        self._requests = requests
         self._lock = threading.RLock()
         self._cache: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
@@ -89,7 +94,7 @@ class Distributed:
     def _place(self, traced: Traced, leaves: Sequence[Any], *, warn: bool) -> list[Any]:
         placed = list(leaves)
         for number, (leaf, slot) in enumerate(zip(leaves, traced.leaf_slots, strict=True)):
-            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and not slot.is_tiled:
+            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and slot.is_plain:
                 continue
             if not slot.holds(leaf):
                 placed[number] = slot.place(leaf)
@@ -113,7 +118,7 @@ class Distributed:
 
     def _traced(self, call: Call) -> Traced:
         """The planned function for a call's structure and shapes, from the cache if it is there."""
-        key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]))
+        key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]), context_mesh())
         found = self._cache.get(key)
         if found is None:
             with self._lock:
@@ -132,7 +137,7 @@ class Distributed:
             structs = [
                 abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)
             ]
-            key = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs))
+            key = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs), context_mesh())
             found = self._programs.get(key)
             if found is None:
                 found = self._trace(dataclasses.replace(call, leaves=structs), names)
@@ -153,7 +158,17 @@ class Distributed:
         closed = jax.make_jaxpr(flat)(*call.leaves)
         jaxpr = core.ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
         count = len(closed.consts)
+        fixed_inputs = self._requests.of_inputs(call.tree, call.leaves, names)
+        fixed_outputs = self._requests.of_outputs(out_trees[-1], jaxpr.out_avals)
         pairs = state_pairs(call, out_trees[-1], jaxpr.out_avals, call.leaves)
+        donated = set(self._signature.donated_leaves(call))
+        # Fixed differently at its two ends, a value is no state to the user; donated, it is a contradiction.
+        pairs = [
+            (i, o)
+            for i, o in pairs
+            if i in donated or agree(fixed_inputs[i], fixed_outputs[o], call.leaves[i].shape)
+        ]
+        fixed_inputs, fixed_outputs = paired(fixed_inputs, fixed_outputs, pairs)
         return Program(
             name=self._signature.name,
             call=call,
@@ -162,6 +177,8 @@ class Distributed:
             out_tree=out_trees[-1],
             constants=tuple(closed.consts),
             state=tuple((i + count, o) for i, o in pairs),
+            fixed_inputs=(None,) * count + fixed_inputs,
+            fixed_outputs=fixed_outputs,
         )
 
     def _plan(self, program: Program) -> Traced:
@@ -174,18 +191,32 @@ class Distributed:
 
     def _make_plan(self, program: Program) -> Traced:
         donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
-        lowerable = prepare(program.jaxpr, self._options, program.input_names, program.state, donated)
-        return Traced(program, Executable(lowerable, donated))
+        lowerable = prepare(
+            program.jaxpr, self._options, program.input_names, program.state, donated, program.fixed
+        )
+        given_in, given_out = (
+            [fixed and fixed.sharding for fixed in side]
+            for side in (program.fixed_inputs, program.fixed_outputs)
+        )
+        return Traced(program, Executable(lowerable, donated, given_in, given_out))
 
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""
         program = self._program(call)
         # What is traced around it sees whole arrays: state comes and goes as such.
         site = CallSite(program.name, dataclasses.replace(self._options, tiled_state=False))
-        labels = {"names": program.input_names, "state": program.state}
+        fixed = FixedLayouts(
+            tuple(map(_in_program, program.fixed.inputs)), tuple(map(_in_program, program.fixed.outputs))
+        )
+        labels = {"names": program.input_names, "state": program.state, "fixed": fixed}
         leaves = [leaf.to_array() if isinstance(leaf, TiledArray) else leaf for leaf in call.leaves]
         results = bind(program.jaxpr, site, *program.constants, *leaves, **labels)
         return jax.tree_util.tree_unflatten(program.out_tree, results)
+
+
+def _in_program(layout: Layout | None) -> Layout | None:
+    """What is fixed about an array inside of a program that is traced: what one device order can hold."""
+    return layout if isinstance(layout, MeshLayout) else None
 
 
 def _aval(leaf: Any) -> Any:
@@ -212,6 +243,8 @@ def distribute(
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     tiled_state: bool = False,
+    in_layouts: Any = None,
+    out_layouts: Any = None,
 ) -> Distributed:
     """Run an ordinary JAX function on several devices, its parallel plan found by search.
 
@@ -235,6 +268,13 @@ def distribute(
         `TiledArray` s: cut among all devices also where no `NamedSharding` can, as on 7 devices. The first
         call takes ordinary arrays; within the function all are whole arrays. Under a JAX transformation
         results are ordinary arrays.
+      in_layouts: Layouts of arguments that are fixed, given as ``in_shardings`` of `jax.jit` are: a pytree
+        that is a prefix of the tuple of positional arguments (static ones left out), or one entry for all.
+        Entries are None: the search chooses; a `NamedSharding` over exactly the devices, with any mesh; a
+        `PartitionSpec` for the mesh that is set (`jax.set_mesh`); or a layout of `einsummable_jax.layout`.
+        Arguments that already have their sharding are taken without copying. Keyword arguments are free.
+      out_layouts: The same for results: a prefix of the result. A result fixed by a sharding has that one.
+        Under `jax.vmap` and in the transposed part of a derivative nothing is fixed.
 
     Returns:
       A function called like ``function``. It also has ``plan``, ``lower`` and ``place``.
@@ -263,4 +303,6 @@ def distribute(
             f"distribute: memory_limit_bytes is {memory_limit_bytes}, expected a positive number"
         )
     signature = Signature(function, static_argnums, static_argnames, donate_argnums)
-    return Distributed(function, signature, Options(chosen, machine, cost, tiled_state, memory_limit_bytes))
+    requests = Requests(signature.name, chosen, in_layouts, out_layouts)
+    options = Options(chosen, machine, cost, tiled_state, memory_limit_bytes)
+    return Distributed(function, signature, options, requests)

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from einsummable_jax.layout import Layout, TiledLayout
-from einsummable_jax.lowering import Lowerable, crossing_shape, refined_mesh
+from einsummable_jax.layout import Layout, MeshLayout, TiledLayout
+from einsummable_jax.lowering import Lowerable, crossing_shape, named_sharding, refined_mesh
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.progress import step
 
@@ -48,29 +48,64 @@ def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where a plan wants an argument.
+    """Where a plan wants an argument, or leaves a result.
 
     Attributes:
-      sharding: The sharding of the `jax.Array` that crosses into the executable.
-      layout: How the whole argument lies.
+      crossing: The sharding of the `jax.Array` that crosses into or out of the executable.
+      layout: How the whole array lies.
+      shape: Its shape.
       devices: The device of each rank.
+      given: The sharding that the user asked for, if any.
     """
 
-    sharding: NamedSharding
+    crossing: NamedSharding
     layout: Layout
+    shape: tuple[int, ...]
     devices: tuple[jax.Device, ...]
+    given: Sharding | None = None
+
+    @classmethod
+    def of(
+        cls, layout: Layout, shape: tuple[int, ...], devices: tuple[jax.Device, ...], given: Sharding | None
+    ) -> Slot:
+        """The slot of an array of ``shape``; what the user gave crosses as it is where that is possible."""
+        if isinstance(layout, MeshLayout) and isinstance(given, NamedSharding) and _crosses(given, devices):
+            return cls(given, layout, shape, devices, given)
+        return cls(named_sharding(devices, layout), layout, shape, devices, given)
+
+    @functools.cached_property
+    def sharding(self) -> Sharding:
+        """The sharding of the array outside of the executable; of one in tiles, that of its stacked form."""
+        return self.crossing if self.given is None else self.given
 
     @functools.cached_property
     def is_tiled(self) -> bool:
-        """Whether the argument crosses in the stacked form of a `TiledArray`."""
+        """Whether the array crosses in the stacked form of a `TiledArray`."""
         return isinstance(self.layout, TiledLayout)
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether what crosses is the array itself."""
+        return not self.is_tiled and self.sharding is self.crossing
 
     def holds(self, array: Any) -> bool:
         """Whether ``array`` already is there."""
         if isinstance(array, TiledArray):
             same = array.layout == self.layout and array.stacked.shape == array.layout.stacked_shape
-            return same and in_place(array.stacked, self.sharding)
+            return self.is_tiled and same and in_place(array.stacked, self.crossing)
         return not self.is_tiled and in_place(array, self.sharding)
+
+    def enter(self, array: Any) -> jax.Array:
+        """What crosses for ``array``, which is in place. No element moves."""
+        if self.is_tiled:
+            return array.stacked
+        return relabelled(array, crossing_shape(self.layout, self.shape), self.crossing)
+
+    def leave(self, crossed: jax.Array) -> Any:
+        """The array that ``crossed`` stands for."""
+        if isinstance(self.layout, TiledLayout):
+            return TiledArray(crossed, self.layout, self.shape)
+        return relabelled(crossed, self.shape, self.sharding)
 
     def place(self, array: Any) -> Any:
         """``array`` where the plan wants it, a `TiledArray` or `jax.Array`; itself if it already is there."""
@@ -82,35 +117,69 @@ class Slot:
             whole = np.asarray(array) if isinstance(array, TiledArray) else array
             return jax.device_put(whole, self.sharding)
         if isinstance(array, TiledArray) and array.layout == self.layout:
-            return TiledArray(jax.device_put(array.stacked, self.sharding), self.layout, array.shape)
+            return TiledArray(jax.device_put(array.stacked, self.crossing), self.layout, array.shape)
         return TiledArray.from_array(array, self.layout, self.devices)
+
+
+def relabelled(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
+    """The same buffers on the same devices as an array of ``shape`` with ``sharding``."""
+    parts = {part.device: part.data for part in array.addressable_shards}
+    order = sharding.addressable_devices_indices_map(shape)
+    return jax.make_array_from_single_device_arrays(shape, sharding, [parts[device] for device in order])
+
+
+def _crosses(sharding: NamedSharding, devices: tuple[jax.Device, ...]) -> bool:
+    """Whether arrays with ``sharding`` may be arguments of a program over ``devices``.
+
+    One program has one device order, and inside of it the axes of our own mesh are ``Auto``.
+    """
+    mesh = sharding.mesh
+    return isinstance(mesh, Mesh) and mesh.axis_types == _auto(mesh) and tuple(mesh.devices.flat) == devices
+
+
+def _auto(mesh: Any) -> tuple[AxisType, ...]:
+    return (AxisType.Auto,) * len(mesh.axis_names)
 
 
 class Executable:
     """A lowerable plan with its jitted program.
 
-    Attributes:
+    Args:
       lowerable: The plan and its exchange programs.
-      in_shardings: The sharding of each argument, of its stacked form if it is in tiles.
+      donated: Positions of arguments whose buffers the results may take over.
+      given_in: The sharding that the user asked for, for each argument; empty: for none.
+      given_out: The same for each result.
+
+    Attributes:
       slots: Where each argument belongs.
+      out_slots: Where each result is left.
     """
 
-    def __init__(self, lowerable: Lowerable, donated: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        lowerable: Lowerable,
+        donated: tuple[int, ...] = (),
+        given_in: Sequence[Sharding | None] = (),
+        given_out: Sequence[Sharding | None] = (),
+    ) -> None:
         self.lowerable = lowerable
-        self.in_shardings = lowerable.in_shardings
-        plan, devices = lowerable.plan, lowerable.devices
-        self.slots = tuple(
-            Slot(sharding, layout, devices)
-            for sharding, layout in zip(self.in_shardings, plan.inputs, strict=True)
-        )
-        self._tiled_inputs = [i for i, slot in enumerate(self.slots) if slot.is_tiled]
-        self._tiled_outputs = [
-            (i, layout, plan.graph.tensors[tensor].shape)
-            for i, (layout, tensor) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True))
-            if isinstance(layout, TiledLayout)
-        ]
+        graph = lowerable.plan.graph
+        self.slots = self._slots(lowerable.plan.inputs, graph.inputs, given_in)
+        self.out_slots = self._slots(lowerable.plan.outputs, graph.outputs, given_out)
+        self._entering = [(i, slot) for i, slot in enumerate(self.slots) if not slot.is_plain]
+        self._leaving = [(i, slot) for i, slot in enumerate(self.out_slots) if not slot.is_plain]
         self.donated = donated
         self._compiled = False
+
+    def _slots(
+        self, layouts: Sequence[Layout], tensors: Sequence[int], given: Sequence[Sharding | None]
+    ) -> tuple[Slot, ...]:
+        shapes = [self.lowerable.plan.graph.tensors[tensor].shape for tensor in tensors]
+        given = given or (None,) * len(shapes)
+        return tuple(
+            Slot.of(layout, shape, self.lowerable.devices, sharding)
+            for layout, shape, sharding in zip(layouts, shapes, given, strict=True)
+        )
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -120,19 +189,18 @@ class Executable:
         def run(*args: Any) -> tuple[list[Any], jax.Array]:
             return function(*args), jnp.zeros((), jnp.bool_)
 
-        outs = list(self.lowerable.out_shardings)
+        ins = tuple(slot.crossing for slot in self.slots)
+        outs = [slot.crossing for slot in self.out_slots]
         fence = NamedSharding(refined_mesh(self.lowerable.devices), PartitionSpec())
-        return jax.jit(
-            run, in_shardings=self.in_shardings, out_shardings=(outs, fence), donate_argnums=self.donated
-        )
+        return jax.jit(run, in_shardings=ins, out_shardings=(outs, fence), donate_argnums=self.donated)
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The arguments, abstract, in their layouts."""
-        plan = self.lowerable.plan
-        values = [plan.graph.tensors[tensor] for tensor in plan.graph.inputs]
+        graph = self.lowerable.plan.graph
+        dtypes = [graph.tensors[tensor].dtype for tensor in graph.inputs]
         return [
-            jax.ShapeDtypeStruct(crossing_shape(layout, value.shape), value.dtype, sharding=sharding)
-            for value, layout, sharding in zip(values, plan.inputs, self.in_shardings, strict=True)
+            jax.ShapeDtypeStruct(crossing_shape(slot.layout, slot.shape), dtype, sharding=slot.crossing)
+            for slot, dtype in zip(self.slots, dtypes, strict=True)
         ]
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -147,11 +215,11 @@ class Executable:
     def launch(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         """Launch ``function``, this program in some compiled form, with arguments already in place."""
         args = list(args)
-        for i in self._tiled_inputs:
-            args[i] = args[i].stacked
+        for i, slot in self._entering:
+            args[i] = slot.enter(args[i])
         results = launch(function, args)
-        for i, layout, shape in self._tiled_outputs:
-            results[i] = TiledArray(results[i], layout, shape)
+        for i, slot in self._leaving:
+            results[i] = slot.leave(results[i])
         return results
 
     def place_and_run(self, args: Sequence[Any]) -> list[Any]:
@@ -159,12 +227,15 @@ class Executable:
         return self.run([slot.place(arg) for arg, slot in zip(args, self.slots, strict=True)])
 
 
-def in_place(array: Any, sharding: NamedSharding) -> bool:
-    """Whether ``array`` already lies as ``sharding`` says."""
+def in_place(array: Any, sharding: Sharding) -> bool:
+    """Whether ``array`` already lies as ``sharding`` says, by a mesh that a program may take for its."""
     if not isinstance(array, jax.Array):
         return False
     held = array.sharding
-    return held is sharding or held == sharding or held.is_equivalent_to(sharding, array.ndim)
+    if held is sharding or held == sharding:
+        return True
+    explicit = isinstance(held, NamedSharding) and held.mesh.axis_types != _auto(held.mesh)
+    return not explicit and held.is_equivalent_to(sharding, array.ndim)
 
 
 @functools.lru_cache(maxsize=128)

@@ -17,6 +17,7 @@ from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Boundary, Plan, search
 from einsummable_jax.topology import Topology
+from einsummable_jax.transform.layouts import FixedLayouts
 from einsummable_jax.transform.progress import step
 
 
@@ -38,11 +39,12 @@ class Options:
     tiled_state: bool = False
     memory_limit_bytes: float | None = None
 
-    def boundary(self, graph: Graph) -> Boundary:
+    def boundary(self, graph: Graph, fixed: FixedLayouts | None = None) -> Boundary:
         """What the layouts of the graph's inputs and results may be."""
+        chosen = Boundary.chosen(graph) if fixed is None else Boundary(fixed.inputs, fixed.outputs)
         state = (i for i, _ in graph.state if self.tiled_state)
         tiled = frozenset(i for i in state if isinstance(graph.tensors[graph.inputs[i]].dtype, np.dtype))
-        return dataclasses.replace(Boundary.chosen(graph), tiled_inputs=tiled)
+        return dataclasses.replace(chosen, tiled_inputs=tiled)
 
     @property
     def device_memory_bytes(self) -> float:
@@ -81,6 +83,7 @@ def prepare(
     names: Sequence[str] = (),
     state: Any = (),
     donated: tuple[int, ...] = (),
+    fixed: FixedLayouts | None = None,
 ) -> Lowerable:
     """Plan a closed jaxpr without constants.
 
@@ -90,6 +93,7 @@ def prepare(
       names: What reports call each input; may be empty.
       state: Pairs (input, output) that must keep one layout.
       donated: Positions of the inputs whose buffers results may take over.
+      fixed: Layouts of inputs and results that the search may not choose.
 
     Raises:
       MemoryLimitError: If no plan is found that fits the memory of the devices.
@@ -101,7 +105,7 @@ def prepare(
             graph,
             options.topology,
             options.objective,
-            boundary=options.boundary(graph),
+            boundary=options.boundary(graph, fixed),
             donated=donated,
             memory_limit_bytes=options.device_memory_bytes,
         )

@@ -33,6 +33,9 @@ from einsummable_jax.transform.planner import Options, prepare
 distributed_call_p = core.Primitive("distributed_call")
 distributed_call_p.multiple_results = True
 
+_NO_LABELS: dict[str, Any] = {"names": (), "state": (), "fixed": None}
+"""The parameters that belong to the inputs and results of the call as it was written."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
@@ -60,8 +63,10 @@ def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
 
 def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
     """Call ``jaxpr`` distributed; arrays it closes over become leading arguments."""
+    fixed = labels.get("fixed")
     if jaxpr.consts:
         args = (*jaxpr.consts, *args)
+        fixed = fixed and fixed.after(len(jaxpr.consts))
         jaxpr = _without_constants(jaxpr)
         labels = {}
     return distributed_call_p.bind(
@@ -70,6 +75,7 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
         site=site,
         names=labels.get("names", ()),
         state=labels.get("state", ()),
+        fixed=fixed,
         marker=_device_marker(site.options.devices),
     )
 
@@ -85,12 +91,14 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 
 @distributed_call_p.def_impl
-def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, marker: Any) -> Any:
-    return executable(prepare(jaxpr, site.options, names, state)).place_and_run(args)
+def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
+    return executable(prepare(jaxpr, site.options, names, state, fixed)).place_and_run(args)
 
 
-def _lower(ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, marker: Any) -> Any:
-    function = prepare(jaxpr, site.options, names, state).function()
+def _lower(
+    ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any
+) -> Any:
+    function = prepare(jaxpr, site.options, names, state, fixed).function()
     return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
@@ -110,10 +118,11 @@ def _spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) 
     ]
 
 
-def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, fixed: Any, **_: Any) -> Any:
     nonzero = [type(tangent) is not Zero for tangent in tangents]
     jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
-    outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents))
+    fixed = fixed and fixed.extended(len(jvp.in_avals), len(jvp.out_avals))
+    outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents), fixed=fixed)
     count = len(jaxpr.out_avals)
     return outs[:count], _spread(nonzero_out, outs[count:], jaxpr.out_avals)
 
@@ -121,9 +130,12 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, **_: Any) -
 ad.primitive_jvps[distributed_call_p] = _jvp
 
 
-def _linearize(is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, **_: Any) -> Any:
+def _linearize(
+    is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, fixed: Any, **_: Any
+) -> Any:
     primal, count, nonzero_out, forwarded, tangent = ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
-    outs = bind(primal, site, *primals)
+    fixed = fixed and fixed.extended(len(primal.in_avals), len(primal.out_avals))
+    outs = bind(primal, site, *primals, fixed=fixed)
     made = iter(outs[len(outs) - count :])
     known = [*jaxpr.consts, *primals]
     residuals = [next(made) if source is None else known[source] for source in forwarded]
@@ -197,7 +209,7 @@ def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: An
     if unknown_jaxpr.consts:
         arguments = [*map(trace.new_instantiated_const, unknown_jaxpr.consts), *arguments]
         unknown_jaxpr = _without_constants(unknown_jaxpr)
-    params = {"jaxpr": unknown_jaxpr, "site": site, "names": (), "state": (), "marker": marker}
+    params = {"jaxpr": unknown_jaxpr, "site": site, "marker": marker, **_NO_LABELS}
     recipe = pe.new_eqn_recipe(
         trace, arguments, results, distributed_call_p, params, core.no_effects, source_info_util.current()
     )
@@ -212,7 +224,7 @@ pe.custom_partial_eval_rules[distributed_call_p] = _partial_eval
 
 def _forget_labels(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     known, staged = args[-2:]
-    return {**known, "names": (), "state": ()}, {**staged, "names": (), "state": ()}
+    return {**known, **_NO_LABELS}, {**staged, **_NO_LABELS}
 
 
 _split_for_remat: Any = functools.partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _forget_labels)
@@ -238,7 +250,7 @@ def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
     pruned, used_inputs = _dce_jaxpr(jaxpr, tuple(used))
     params = {**eqn.params, "jaxpr": pruned}
     if not all(used) or not all(used_inputs):
-        params |= {"names": (), "state": ()}
+        params |= _NO_LABELS
     outvars = _nonzero(used, eqn.outvars)
     invars = _nonzero(used_inputs, eqn.invars)
     return used_inputs, eqn.replace(invars=invars, outvars=outvars, params=params)

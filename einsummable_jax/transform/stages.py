@@ -14,6 +14,7 @@ from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
 from einsummable_jax.transform.arguments import Call, abstract, flatten
 from einsummable_jax.transform.launch import Executable, Slot
+from einsummable_jax.transform.layouts import Fixed, FixedLayouts
 from einsummable_jax.transform.progress import step
 
 
@@ -47,6 +48,8 @@ class Program:
       out_tree: Tree of the results.
       constants: Arrays the function closes over; they come before the leaves.
       state: Pairs (input, result) that keep one layout.
+      fixed_inputs: What the user fixes about each input, constants included.
+      fixed_outputs: The same for each result.
     """
 
     name: str
@@ -56,6 +59,16 @@ class Program:
     out_tree: Any
     constants: tuple[Any, ...]
     state: tuple[tuple[int, int], ...]
+    fixed_inputs: tuple[Fixed | None, ...]
+    fixed_outputs: tuple[Fixed | None, ...]
+
+    @functools.cached_property
+    def fixed(self) -> FixedLayouts:
+        """The layouts that are fixed."""
+        return FixedLayouts(
+            tuple(fixed and fixed.layout for fixed in self.fixed_inputs),
+            tuple(fixed and fixed.layout for fixed in self.fixed_outputs),
+        )
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -164,7 +177,7 @@ class Compiled:
     @property
     def output_shardings(self) -> Any:
         """The shardings of the results as a tree; of a result in tiles, that of its stacked form."""
-        shardings = self.traced.executable.lowerable.out_shardings
+        shardings = [slot.sharding for slot in self.traced.executable.out_slots]
         return jax.tree_util.tree_unflatten(self.traced.program.out_tree, shardings)
 
     def as_text(self) -> str:
