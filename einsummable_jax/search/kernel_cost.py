@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, ArrayMap, DimMap, Graph, Operation
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
+from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
@@ -38,24 +40,32 @@ class KernelCost:
                 self._readers.setdefault(tensor, set()).add(index)
         self._outputs = set(graph.outputs)
         # The candidates are kept beside what they key, so that their identity stays theirs.
-        self._lengths: dict[tuple[int, DimMap], tuple[Candidates, np.ndarray]] = {}
+        self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
 
-    def seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
+    def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
         """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE for op in operations):
             return np.zeros(len(candidates))
-        sizes = np.diff(candidates.bounds, axis=-1)[..., 0]
-        share = np.prod(sizes / np.maximum(np.array(group.extents), 1), axis=-1)
+        share = candidates.loads / max(math.prod(group.extents), 1)
         flops = sum(op.spec.flops for op in operations) * share
-        touched_bytes = np.zeros(share.shape)
-        for volume, itemsize in self._external_volumes(group, candidates):
-            touched_bytes += volume * itemsize
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
-        return kernel_seconds(flops, touched_bytes, rate, self.topology)
+        calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0
+        return kernel_seconds(flops, self.touched_bytes(group, candidates), rate, self.topology, calls)
 
-    def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""
+    def touched_bytes(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
+        """Bytes that each device reads or leaves behind in all its calls, floats ``[C, p]``."""
+        touched_bytes = np.zeros(candidates.bounds.shape[:2])
+        for volume, itemsize in self._external_volumes(group, candidates):
+            if isinstance(candidates, Covers):
+                volume = (volume * candidates.present).sum(axis=-1)
+            touched_bytes += volume * itemsize
+        return touched_bytes
+
+    def _external_volumes(
+        self, group: Group, candidates: Candidates | Covers
+    ) -> list[tuple[np.ndarray, int]]:
+        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and their size in bytes."""
         tensors, inside = self.graph.tensors, set(group.members)
         made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
         found: dict[Hashable, tuple[np.ndarray, int]] = {}
@@ -81,8 +91,8 @@ class KernelCost:
                     found[tensor] = volume, tensors[tensor].dtype.itemsize
         return list(found.values())
 
-    def _volume(self, mapped: ArrayMap, candidates: Candidates) -> np.ndarray:
-        volume = np.ones(candidates.bounds.shape[:2])
+    def _volume(self, mapped: ArrayMap, candidates: Candidates | Covers) -> np.ndarray:
+        volume = np.ones(candidates.bounds.shape[:-2])
         for dim_map in mapped:
             key = (id(candidates), dim_map)
             if key not in self._lengths:
