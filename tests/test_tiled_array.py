@@ -19,7 +19,8 @@ from einsummable_jax.graph import build_graph
 from einsummable_jax.layout import Box, MeshLayout, TiledLayout, even_cuts
 from einsummable_jax.lowering import Lowerable
 from einsummable_jax.search import Decomposition, assemble
-from einsummable_jax.search.boundary import boundary_family
+from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import with_exchanges
 from experiments.train_llama import state_shares
@@ -165,19 +166,21 @@ def test_errors_say_what_to_do():
 
 
 def test_families_of_layouts_cut_among_all_devices():
-    layouts, boxes = boundary_family((53, 3), 8, tiled=True)
-    assert layouts == [rows((53, 3), 8)] and boxes.shape == (1, 8, 2, 2)
-    assert boundary_family((6, 11), 7, tiled=True)[0][0].device_tiles((6, 11))[0] == (Box(((0, 6), (0, 2))),)
+    def family(shape, num_devices, among_all=True):
+        return boundary_choices(shape, num_devices, Boundary((), ()), None, (), among_all)[0]
+
+    assert family((53, 3), 8) == [rows((53, 3), 8)]
+    assert family((6, 11), 7)[0].device_tiles((6, 11))[0] == (Box(((0, 6), (0, 2))),)
     for shape, num_devices, parts in (
         ((16, 3), 8, {(8, 1)}),
         ((14, 21), 7, {(7, 1), (1, 7)}),
         ((3, 5), 7, {(1, 1)}),
         ((), 7, {()}),
     ):
-        layouts, _ = boundary_family(shape, num_devices, tiled=True)
+        layouts = family(shape, num_devices)
         assert {layout.parts() for layout in layouts if isinstance(layout, MeshLayout)} == parts
         assert all(isinstance(layout, MeshLayout) for layout in layouts)
-    assert boundary_family((53, 3), 8, tiled=False)[0] == [MeshLayout(8, ((), ()))]
+    assert family((53, 3), 8, among_all=False) == [MeshLayout(8, ((), ()))]
 
 
 def test_state_shares():

@@ -140,9 +140,9 @@ class Graph:
         """For each tensor the innermost loop that makes it anew in every step, or None."""
         found: list[int | None] = [None] * len(self.tensors)
         for operation, loop in zip(self.operations, self.loop_of_operation, strict=True):
-            outside = loop is not None and operation.primitive == SCAN_STACK
+            outside = operation.primitive == SCAN_STACK
             for tensor in operation.results:
-                found[tensor] = self.loops[loop].parent if outside else loop
+                found[tensor] = self.loops[loop].parent if outside and loop is not None else loop
         for loop in self.loops:
             for carry in loop.carries:
                 found[carry.final] = loop.parent

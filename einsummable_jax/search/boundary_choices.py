@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from einsummable_jax.layout import Layout, mesh_layouts
+from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search.boundary import MAX_SHARE, Boundary
-from einsummable_jax.search.candidates import mesh_candidates
+from einsummable_jax.search.candidates import axis_choices, mesh_candidates
 from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
 from einsummable_jax.search.tiles import DeviceBoxes, as_layout, single_copy
 
@@ -35,7 +35,7 @@ def boundary_choices(
     Returns:
       The layouts, and the same for pricing, in the same order.
     """
-    mesh = {_boxes(layout, shape): layout for layout in mesh_layouts(shape, num_devices)}
+    mesh = {_boxes(layout, shape): layout for layout in _mesh_layouts(shape, num_devices)}
     if fixed is not None:
         named: dict[DeviceBoxes, Layout] = {_boxes(fixed, shape): fixed}
     elif among_all:
@@ -48,6 +48,15 @@ def boundary_choices(
         once = [boxes for boxes in mesh if single_copy(shape, boxes) == boxes] if boundary.single_copy else []
         named = {boxes: mesh[boxes] for boxes in once or mesh}
     return _priced(shape, num_devices, named)
+
+
+def _mesh_layouts(shape: tuple[int, ...], num_devices: int) -> Iterator[MeshLayout]:
+    """The layouts on the refined mesh, by the same choices that operations have, the replicated one first."""
+    for choice in axis_choices(shape, [True] * len(shape), num_devices).tolist():
+        axes = tuple(tuple(a for a, dim in enumerate(choice) if dim == d) for d in range(len(shape)))
+        layout = MeshLayout(num_devices, axes)
+        if layout.holds(shape):
+            yield layout
 
 
 def _tiled(

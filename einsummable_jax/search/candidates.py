@@ -13,6 +13,8 @@ from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 MAX_CANDIDATES = 400
 """Beyond this many, only cuts by axes that lie side by side are tried, then only those of few labels."""
+FEW_DEVICES, MAX_CANDIDATES_ON_MANY = 16, 256
+"""On more devices than these, the bound is this: a pair of choices costs time and memory for each device."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,17 +87,8 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
       The candidates; the first one cuts nothing.
     """
     sizes = np.array(axis_sizes(num_devices))
-    usable = [label for label, n in enumerate(extents) if cuttable[label] and n >= min(sizes) > 1]
-    choices = np.array(list(itertools.product([-1, *usable], repeat=len(sizes))), np.int64)
-    parts = np.stack(
-        [np.prod(np.where(choices == label, sizes, 1), axis=1) for label in range(len(extents))] or [[]],
-        axis=-1,
-    ).reshape(len(choices), len(extents))
-    keep = (parts <= np.maximum(np.array(extents, np.int64), 1)).all(axis=1)
-    for fits in (_axes_side_by_side, _two_labels, _labels_in_order):
-        if keep.sum() > MAX_CANDIDATES:
-            keep &= fits(choices)
-    choices, parts = choices[keep], parts[keep].astype(np.int64)
+    choices = axis_choices(extents, cuttable, num_devices)
+    parts = _parts(choices, sizes, len(extents))
     bounds = np.zeros((len(choices), num_devices, len(extents), 2), np.int64)
     cells = np.zeros((len(choices), num_devices, len(extents)), np.int64)
     weights = 1 << np.arange(len(sizes))
@@ -108,6 +101,29 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
     return Candidates(bounds, cells, parts)
 
 
+def axis_choices(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> np.ndarray:
+    """The label that each axis of the refined mesh cuts, -1: none, integers ``[C, axes]``.
+
+    All assignments where they are few, else the more regular ones; see `MAX_CANDIDATES`.
+    """
+    sizes = np.array(axis_sizes(num_devices))
+    usable = [label for label, n in enumerate(extents) if cuttable[label] and n >= min(sizes) > 1]
+    choices = np.array(list(itertools.product([-1, *usable], repeat=len(sizes))), np.int64)
+    parts = _parts(choices, sizes, len(extents))
+    keep = (parts <= np.maximum(np.array(extents, np.int64), 1)).all(axis=1)
+    most = MAX_CANDIDATES if num_devices <= FEW_DEVICES else MAX_CANDIDATES_ON_MANY
+    for fits in (_axes_side_by_side, _three_labels_in_order, _two_labels, _labels_in_order):
+        if keep.sum() > most:
+            keep &= fits(choices)
+    return choices[keep]
+
+
+def _parts(choices: np.ndarray, sizes: np.ndarray, num_labels: int) -> np.ndarray:
+    """In how many intervals each label is cut, integers ``[C, labels]``."""
+    columns = [np.prod(np.where(choices == label, sizes, 1), axis=1) for label in range(num_labels)]
+    return np.stack(columns or [[]], axis=-1).reshape(len(choices), num_labels).astype(np.int64)
+
+
 def _axes_side_by_side(choices: np.ndarray) -> np.ndarray:
     """Whether equal entries of each row are neighbours, booleans ``[C]``."""
     changes = (np.diff(choices, axis=1) != 0).sum(axis=1) + 1
@@ -115,10 +131,17 @@ def _axes_side_by_side(choices: np.ndarray) -> np.ndarray:
     return changes == (np.diff(ordered, axis=1) != 0).sum(axis=1) + 1
 
 
-def _two_labels(choices: np.ndarray) -> np.ndarray:
-    """Whether each row cuts at most two labels, booleans ``[C]``."""
+def _three_labels_in_order(choices: np.ndarray) -> np.ndarray:
+    """Whether each row cuts at most three labels (none counts as one), three only in one order: ``[C]``."""
     ordered = np.sort(choices, axis=1)
-    return (np.diff(ordered, axis=1, prepend=-1) != 0).sum(axis=1) <= 2
+    count = (np.diff(ordered, axis=1) != 0).sum(axis=1) + 1
+    return (count <= 2) | ((count == 3) & _labels_in_order(choices))
+
+
+def _two_labels(choices: np.ndarray) -> np.ndarray:
+    """Whether each row cuts at most two labels (none counts as one), booleans ``[C]``."""
+    ordered = np.sort(choices, axis=1)
+    return (np.diff(ordered, axis=1) != 0).sum(axis=1) <= 1
 
 
 def _labels_in_order(choices: np.ndarray) -> np.ndarray:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einsummable_jax.graph import Constraint, Graph
-from einsummable_jax.layout import Box, Interval
-from einsummable_jax.search.boundary import one_box_each
+from einsummable_jax.layout import Box, Interval, Layout, words
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.groups import Group
 
@@ -55,3 +54,15 @@ def from_bounds(bounds: np.ndarray) -> Candidates:
         intervals, cell = np.unique(bounds[candidate, :, label], axis=0, return_inverse=True)
         cells[candidate, :, label], parts[candidate, label] = cell.reshape(-1), len(intervals)
     return Candidates(bounds, cells, parts)
+
+
+def one_box_each(layout: Layout, shape: Sequence[int]) -> list[Box]:
+    """The box of each device in a layout with at most one tile a device; an empty one where it holds none.
+
+    Raises:
+      NotImplementedError: If a device holds several tiles.
+    """
+    tiles = layout.device_tiles(shape)
+    if any(len(boxes) > 1 for boxes in tiles):
+        raise NotImplementedError(f"a layout fixed to several tiles on a device: {words(layout)}")
+    return [boxes[0] if boxes else Box(((0, 0),) * len(shape)) for boxes in tiles]

@@ -307,7 +307,11 @@ def _arrays(graph: Graph, group: Group) -> list[tuple[int, ArrayMap]]:
         for tensor, array_map in pairs:
             if tensor not in graph.literals:
                 found[tensor, group.array_map(member, array_map)] = None
-    return list(found)
+    for carry in (carry for loop in graph.loops for carry in loop.carries):
+        if carry.operation in group.labels:
+            array_map = group.array_map(carry.operation, graph.operations[carry.operation].spec.results[0])
+            found |= {(tensor, array_map): None for tensor in (carry.next, carry.final)}
+    return [(tensor, array_map) for tensor, array_map in found if tensor not in graph.literals]
 
 
 def _as_calls(bounds: np.ndarray) -> DeviceBoxes:

@@ -20,7 +20,7 @@ FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_i
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
-SPARSE_READS = frozenset({"gather", "dynamic_slice"})
+SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
 """Operations that read no more of their first operand than they write."""
 
 

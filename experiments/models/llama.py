@@ -124,6 +124,29 @@ def _normal(
     return jnp.asarray(scale * draw.standard_normal(shape, np.float32), config.dtype)
 
 
+def parameter_shapes(config: LlamaConfig, stacked: bool = False) -> Params:
+    """Shapes and dtypes of a whole model's parameters.
+
+    Args:
+      config: Sizes.
+      stacked: Whether the parameters of all blocks are stacked along a first axis, to be scanned over.
+    """
+    leading = (config.layers,) if stacked else ()
+    block_params = {
+        name: jax.ShapeDtypeStruct((*leading, *shape), config.dtype)
+        for name, shape in block_shapes(config).items()
+    }
+    table = jax.ShapeDtypeStruct((config.vocabulary, config.dim), config.dtype)
+    params: Params = {
+        "embedding": table,
+        "blocks": block_params if stacked else [block_params] * config.layers,
+        "final_norm": jax.ShapeDtypeStruct((config.dim,), config.dtype),
+    }
+    if not config.tied:
+        params["head"] = jax.ShapeDtypeStruct(table.shape[::-1], config.dtype)
+    return params
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """``x / sqrt(mean(x^2) + epsilon) * scale`` over the last dimension, computed in float32."""
     x32 = x.astype(jnp.float32)
@@ -226,10 +249,17 @@ def init_cache(batch: int, tokens: int, config: LlamaConfig) -> Cache:
 
 
 def forward(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
-    """Logits ``[b, s, vocabulary]`` in float32 of ``tokens [b, s]``."""
+    """Logits ``[b, s, vocabulary]`` in float32 of ``tokens [b, s]``.
+
+    The blocks' parameters are a list, or one block's whose arrays have a leading axis over the blocks: then
+    the blocks are scanned over.
+    """
     x = params["embedding"][tokens]
-    for block_params in params["blocks"]:
-        x = block(block_params, x, config)
+    if isinstance(params["blocks"], dict):
+        x, _ = jax.lax.scan(lambda x, layer: (block(layer, x, config), None), x, params["blocks"])
+    else:
+        for block_params in params["blocks"]:
+            x = block(block_params, x, config)
     x = rms_norm(x, params["final_norm"], config.norm_epsilon)
     head = params["embedding"].T if config.tied else params["head"]
     return (x @ head).astype(jnp.float32)
