@@ -122,15 +122,21 @@ class CoverSearch:
         self._kernel_cost = kernel_cost
         one: dict[GroupForm, GroupForm] = {}
         self._forms = [one.setdefault(form, form) for form in (group_form(graph, group) for group in groups)]
-        self._uses = [_arrays(graph, group) for group in groups]
+        maps: dict[ArrayMap, ArrayMap] = {}
+        self._uses = [[(t, maps.setdefault(m, m)) for t, m in _arrays(graph, group)] for group in groups]
+        self._sizes = [kernel_cost.external_sizes(group) for group in groups]
         self._users: dict[int, list[tuple[int, ArrayMap]]] = {}
         for number, uses in enumerate(self._uses):
             for tensor, array_map in uses:
                 self._users.setdefault(tensor, []).append((number, array_map))
-        self._found: list[dict[DeviceBoxes, None]] = [{} for _ in groups]
+        self._found: list[dict[int, DeviceBoxes]] = [{} for _ in groups]
+        # Kept alive here, so that their identities stay theirs.
+        self._boxes: dict[DeviceBoxes, DeviceBoxes] = {}
+        self._tiles: dict[tuple[int, int], DeviceBoxes | None] = {}
+        self._followed: dict[tuple[int, int, int], DeviceBoxes | None] = {}
         self._admitted: dict[tuple[int, DeviceBoxes], bool] = {}
         self._mesh: dict[Any, Candidates] = {}
-        self._mesh_calls: dict[Any, set[DeviceBoxes]] = {}
+        self._mesh_calls: dict[int, set[bytes]] = {}
         self._seeded: dict[Any, list[DeviceBoxes]] = {}
         self._waiting: deque[tuple[int, DeviceBoxes]] = deque()
         if num_devices > 1:
@@ -140,7 +146,7 @@ class CoverSearch:
 
     def covers(self, number: int) -> tuple[DeviceBoxes, ...]:
         """The covers of a group that its mesh candidates lack."""
-        return tuple(self._found[number])
+        return tuple(self._found[number].values())
 
     # ---- seeds -----------------------------------------------------------------------------------
 
@@ -148,54 +154,73 @@ class CoverSearch:
         for tensor, layout in fixed:
             shape = self._graph.tensors[tensor].shape
             tiles = tuple(tuple(box.bounds for box in boxes) for boxes in layout.device_tiles(shape))
-            self._offer(tensor, tiles)
+            if is_partition(tiles, shape):
+                self._offer(tensor, self._one(tiles))
         breaks = break_points(self.groups, self._uses)
-        for number, (group, points) in enumerate(zip(self.groups, breaks, strict=True)):
-            for calls in self._seeds(number, group, points):
+        for number, points in enumerate(breaks):
+            for calls in self._seeds(number, points):
                 self._add(number, calls)
             self._turn(number)
 
-    def _seeds(self, number: int, group: Group, points: dict[int, tuple[int, ...]]) -> list[DeviceBoxes]:
+    def _seeds(self, number: int, points: dict[int, tuple[int, ...]]) -> list[DeviceBoxes]:
         form = self._forms[number]
-        sizes = tuple((m, self._graph.tensors[t].dtype.itemsize) for t, m in self._uses[number])
-        key = (form, sizes, tuple(points.items()))
+        key = (id(form), tuple(self._sizes[number]), tuple(points.items()))
         if key not in self._seeded:
-            found = [calls for calls in self._make(group, form, points) if self._admits(form, calls)]
-            self._seeded[key] = list(dict.fromkeys(found))
+            found = [calls for calls in self._make(number, points) if self._admits(form, calls)]
+            found = [self._one(calls) for calls in dict.fromkeys(found)]
+            self._seeded[key] = [calls for calls in found if not self._mesh_has(form, calls)]
         return self._seeded[key]
 
-    def _make(
-        self, group: Group, form: GroupForm, points: dict[int, tuple[int, ...]]
-    ) -> Iterator[DeviceBoxes]:
+    def _make(self, number: int, points: dict[int, tuple[int, ...]]) -> Iterator[DeviceBoxes]:
+        form = self._forms[number]
         p, extents, cuttable = self._num_devices, form.extents, form.cuttable
-        yield from itertools.islice(segments(extents, cuttable, points, p), MAX_COVERS)
+        yield from itertools.islice(segments(extents, cuttable, points, p), MAX_SEEDS)
         runs = {
             merged_run(dim, extents) for array_map in form.merged for dim in array_map if len(dim.terms) > 1
         }
         for run in sorted(run for run in runs if run is not None):
             yield from itertools.islice(ranges(extents, cuttable, run, p), MAX_SEEDS)
-        pairs = uneven_pairs(extents, cuttable, p)
-        uneven = [calls for pair in pairs for calls in ranges(extents, cuttable, pair, p)]
-        yield from self._worthwhile(group, form, [*columns(extents, cuttable, p), *uneven])
+        best = self._least_repeated(number)
+        if best > 0:
+            yield from self._columns(number, WORTHWHILE * best)
+            pairs = uneven_pairs(extents, cuttable, p)
+            uneven = [calls for pair in pairs for calls in ranges(extents, cuttable, pair, p)]
+            yield from self._worthwhile(number, uneven, WORTHWHILE * best)
 
-    def _worthwhile(self, group: Group, form: GroupForm, calls: list[DeviceBoxes]) -> list[DeviceBoxes]:
-        """The covers with clearly fewer copies and contributions than the best balanced mesh candidate."""
+    def _least_repeated(self, number: int) -> float:
+        """Fewest bytes of copies and contributions beyond the first in a balanced mesh candidate."""
+        mesh = self._mesh_of(self._forms[number])
+        loads = mesh.loads.max(axis=1)
+        return self._repeated_bytes(number, mesh)[loads <= BALANCED * loads.min()].min()
+
+    def _repeated_bytes(self, number: int, candidates: Candidates | Covers) -> np.ndarray:
+        """Bytes of copies and contributions beyond one of each element, floats ``[C]``."""
+        touched = self._kernel_cost.touched_bytes(self.groups[number], candidates).sum(axis=1)
+        return touched - sum(size for _, size in self._sizes[number])
+
+    def _columns(self, number: int, limit: float) -> list[DeviceBoxes]:
+        """The columns of rectangles that repeat least, at most ``limit`` bytes."""
+        form, sizes = self._forms[number], self._sizes[number]
+        found = []
+        for shape in columns(form.extents, form.cuttable, self._num_devices):
+            repeated = sum((shape.copies(labels) - 1.0) * size for labels, size in sizes)
+            if repeated < limit:
+                found.append((repeated, len(found), shape))
+        calls = [shape.calls(form.extents) for _, _, shape in sorted(found, key=lambda f: f[:2])[:MAX_SEEDS]]
+        return self._worthwhile(number, calls, limit)
+
+    def _worthwhile(self, number: int, calls: Sequence[DeviceBoxes], limit: float) -> list[DeviceBoxes]:
+        """The balanced covers that repeat least, less than ``limit`` bytes."""
+        form = self._forms[number]
         calls = [c for c in dict.fromkeys(calls) if self._admits(form, c)]
         if not calls:
             return []
-        mesh, covers = self._mesh_of(form), Covers(tuple(calls), len(form.extents), self._num_devices)
-        loads, mesh_loads = covers.loads.max(axis=1), mesh.loads.max(axis=1)
-        limit = BALANCED * min(loads.min(), mesh_loads.min())
-        repeated = np.where(loads <= limit, self._repeated_bytes(group, covers), np.inf)
-        best = self._repeated_bytes(group, mesh)[mesh_loads <= limit].min(initial=np.inf)
+        covers = Covers(tuple(calls), len(form.extents), self._num_devices)
+        loads = covers.loads.max(axis=1)
+        least = min(loads.min(), self._mesh_of(form).loads.max(axis=1).min())
+        repeated = np.where(loads <= BALANCED * least, self._repeated_bytes(number, covers), np.inf)
         order = np.argsort(repeated, kind="stable")[:MAX_SEEDS]
-        return [calls[i] for i in order.tolist() if repeated[i] < WORTHWHILE * best]
-
-    def _repeated_bytes(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
-        """Bytes of copies and contributions beyond one of each element, floats ``[C]``."""
-        whole = mesh_candidates(group.extents, [False] * len(group.extents), 1)
-        once = self._kernel_cost.touched_bytes(group, whole).sum()
-        return self._kernel_cost.touched_bytes(group, candidates).sum(axis=1) - once
+        return [calls[i] for i in order.tolist() if repeated[i] < limit]
 
     def _turn(self, number: int) -> None:
         """Offer the tiles of a reversed operand, for every cut of the reversed dimension, to its neighbours."""
@@ -205,33 +230,49 @@ class CoverSearch:
                     mesh, label = self._mesh_of(self._forms[number]), dim_map.terms[0][0]
                     whole = (mesh.distinct_calls == self._num_devices) & (mesh.parts[:, label] > 1)
                     for candidate in np.flatnonzero(whole)[:MAX_SEEDS].tolist():
-                        calls = _as_calls(mesh.bounds[candidate])
-                        self._offer(tensor, tiles_touched(array_map, calls))
+                        tiles = tiles_touched(array_map, _as_calls(mesh.bounds[candidate]))
+                        if is_partition(tiles, self._graph.tensors[tensor].shape):
+                            self._offer(tensor, self._one(tiles))
 
     # ---- neighbours ------------------------------------------------------------------------------
 
+    def _one(self, boxes: DeviceBoxes) -> DeviceBoxes:
+        """The one object for equal boxes, so that results can be remembered by identity."""
+        return self._boxes.setdefault(boxes, boxes)
+
     def _carry(self, number: int, calls: DeviceBoxes) -> None:
         for tensor, array_map in self._uses[number]:
-            self._offer(tensor, tiles_touched(array_map, calls))
+            key = id(array_map), id(calls)
+            if key not in self._tiles:
+                tiles = self._one(tiles_touched(array_map, calls))
+                shape = self._graph.tensors[tensor].shape
+                self._tiles[key] = tiles if is_partition(tiles, shape) else None
+            if (tiles := self._tiles[key]) is not None:
+                self._offer(tensor, tiles)
 
     def _offer(self, tensor: int, tiles: DeviceBoxes) -> None:
-        """Offer the calls that follow these tiles of a tensor, if they hold each element once."""
-        if not is_partition(tiles, self._graph.tensors[tensor].shape):
-            return
+        """Offer users of a tensor the calls that follow these tiles, which hold each element once."""
         for number, array_map in self._users.get(tensor, ()):
             form = self._forms[number]
-            calls = calls_for(array_map, form.extents, tiles)
-            if calls is None:
-                continue
-            fewer = tuple(disjoint_union(boxes) for boxes in calls)
-            found = next((c for c in dict.fromkeys((fewer, calls)) if self._admits(form, c)), None)
-            if found is not None:
-                self._add(number, found)
+            key = id(form), id(array_map), id(tiles)
+            if key not in self._followed:
+                self._followed[key] = self._following(form, array_map, tiles)
+            if (calls := self._followed[key]) is not None:
+                self._add(number, calls)
+
+    def _following(self, form: GroupForm, array_map: ArrayMap, tiles: DeviceBoxes) -> DeviceBoxes | None:
+        """The calls that touch just these tiles, few if possible; None if there are none or the mesh has them."""
+        calls = calls_for(array_map, form.extents, tiles)
+        if calls is None:
+            return None
+        fewer = tuple(disjoint_union(boxes) for boxes in calls)
+        found = next((c for c in dict.fromkeys((fewer, calls)) if self._admits(form, c)), None)
+        return None if found is None or self._mesh_has(form, found) else self._one(found)
 
     def _add(self, number: int, calls: DeviceBoxes) -> None:
         found = self._found[number]
-        if calls not in found and len(found) < MAX_COVERS and calls not in self._calls_of_mesh(number):
-            found[calls] = None
+        if id(calls) not in found and len(found) < MAX_COVERS:
+            found[id(calls)] = calls
             self._waiting.append((number, calls))
 
     def _admits(self, form: GroupForm, calls: DeviceBoxes) -> bool:
@@ -246,11 +287,12 @@ class CoverSearch:
             self._mesh[key] = mesh_candidates(*key, self._num_devices)
         return self._mesh[key]
 
-    def _calls_of_mesh(self, number: int) -> set[DeviceBoxes]:
-        form = self._forms[number]
-        if form not in self._mesh_calls:
-            self._mesh_calls[form] = {_as_calls(bounds) for bounds in self._mesh_of(form).bounds}
-        return self._mesh_calls[form]
+    def _mesh_has(self, form: GroupForm, calls: DeviceBoxes) -> bool:
+        if any(len(boxes) != 1 for boxes in calls):
+            return False
+        if id(form) not in self._mesh_calls:
+            self._mesh_calls[id(form)] = {bounds.tobytes() for bounds in self._mesh_of(form).bounds}
+        return np.array(calls, np.int64).tobytes() in self._mesh_calls[id(form)]
 
 
 def _arrays(graph: Graph, group: Group) -> list[tuple[int, ArrayMap]]:

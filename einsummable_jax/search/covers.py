@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Covers:
         for cover, devices in zip(bounds, self.calls, strict=True):
             for device, boxes in zip(cover, devices, strict=True):
                 if boxes:
-                    device[: len(boxes)] = boxes
+                    device[: len(boxes)] = np.array(boxes, np.int64).reshape(-1, self.rank, 2)
         return bounds
 
     @functools.cached_property
@@ -84,38 +84,64 @@ class Covers:
 # ---- columns of rectangles -------------------------------------------------------------------------
 
 
-def columns(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> Iterator[DeviceBoxes]:
+@dataclasses.dataclass(frozen=True)
+class Columns:
     """One label cut in columns, each column in its own number of rectangles along another label.
 
-    Widths are proportional to the number of rectangles, so the devices have equal shares. Some factor of the
-    device count may cut a third label first. Grids are left out: the mesh has them.
+    Widths are proportional to the number of rectangles, so the devices have equal shares.
+
+    Attributes:
+      across: The label cut in columns.
+      down: The label that the columns are cut along.
+      heights: Number of rectangles of each column.
+      third: A label that is cut in ``layers`` first, each with the same columns; None for one layer.
+      layers: Number of layers.
     """
+
+    across: int
+    down: int
+    heights: tuple[int, ...]
+    third: int | None = None
+    layers: int = 1
+
+    def copies(self, labels: Collection[int]) -> float:
+        """How many devices touch each element of an array with ``labels``, on average."""
+        rest = sum(self.heights)
+        if self.across in labels:
+            copies = 1.0 if self.down in labels else sum(h * h for h in self.heights) / rest
+        else:
+            copies = float(len(self.heights) if self.down in labels else rest)
+        return copies if self.third in labels else copies * self.layers
+
+    def calls(self, extents: Sequence[int]) -> DeviceBoxes:
+        """The iteration box of each device."""
+        rest, boxes = sum(self.heights), []
+        edges = [
+            round(extents[self.across] * sum(self.heights[:i]) / rest) for i in range(len(self.heights) + 1)
+        ]
+        for layer in [(0, 0)] if self.third is None else even_cuts(extents[self.third], self.layers):
+            for column, height in zip(itertools.pairwise(edges), self.heights, strict=True):
+                for rectangle in even_cuts(extents[self.down], height):
+                    box = [(0, n) for n in extents]
+                    box[self.across], box[self.down] = column, rectangle
+                    if self.third is not None:
+                        box[self.third] = layer
+                    boxes.append((tuple(box),) if volume(tuple(box)) else ())
+        return tuple(boxes)
+
+
+def columns(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> Iterator[Columns]:
+    """All columns of rectangles that are no grids: those the mesh has."""
     labels = [i for i, n in enumerate(extents) if cuttable[i] and n > 1]
     for layers in _divisors(num_devices):
         rest = num_devices // layers
         for across, down in itertools.permutations(labels, 2):
             thirds = [i for i in labels if i not in (across, down) and extents[i] >= layers]
-            for count in range(2, rest):
-                if rest % count and count <= extents[across]:
+            for count in range(2, min(rest, extents[across] + 1)):
+                heights = tuple(stop - start for start, stop in even_cuts(rest, count))
+                if len(set(heights)) > 1 and max(heights) <= extents[down]:
                     for third in thirds if layers > 1 else [None]:
-                        yield _columns(extents, rest, count, across, down, third, layers)
-
-
-def _columns(
-    extents: Sequence[int], rest: int, count: int, across: int, down: int, third: int | None, layers: int
-) -> DeviceBoxes:
-    heights = [stop - start for start, stop in even_cuts(rest, count)]
-    edges = [round(extents[across] * sum(heights[:i]) / rest) for i in range(count + 1)]
-    boxes = []
-    for layer in even_cuts(extents[third], layers) if third is not None else [None]:
-        for column, height in zip(itertools.pairwise(edges), heights, strict=True):
-            for rectangle in even_cuts(extents[down], height):
-                box = [(0, n) for n in extents]
-                box[across], box[down] = column, rectangle
-                if third is not None and layer is not None:
-                    box[third] = layer
-                boxes.append((tuple(box),) if volume(tuple(box)) else ())
-    return tuple(boxes)
+                        yield Columns(across, down, heights, third, layers)
 
 
 def _divisors(number: int) -> list[int]:
@@ -187,7 +213,9 @@ def segments(
         for broken, points in breaks.items():
             spans = list(itertools.pairwise([0, *points, extents[broken]]))
             parts = num_devices // factor
-            if not cuttable[broken] or (parts == 1 and len(spans) < extents[broken]):
+            # Without a cut only a label taken apart value by value changes anything; slivers are not worth one.
+            useful = len(spans) == extents[broken] if parts == 1 else min(b - a for a, b in spans) >= parts
+            if not cuttable[broken] or not useful:
                 continue
             others = [i for i, n in enumerate(extents) if i != broken and cuttable[i] and n >= factor]
             for other in others if factor > 1 else [None]:
