@@ -66,6 +66,7 @@ class _Emitter:
         self.num_devices = programs[0].num_devices if programs else max(program.devices) + 1
         self.buffers: dict[int, Any] = {}
         self._offsets: dict[Offset, Any] = {}
+        self._late: set[int] = set()
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
         # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
         # on all devices. In one shared program all devices follow one schedule anyway.
@@ -128,7 +129,7 @@ class _Emitter:
             operands=tuple(self.local_array(box) for _, box in step.operands),
             results=tuple(self.local_array(box) for _, box in step.results),
         )
-        values = operation.spec.kernel(call, *(self.buffers[buffer] for buffer, _ in step.operands))
+        values = operation.spec.kernel(call, *self._kernel_operands(step))
         for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
             expected = (box.shape, self.graph.tensors[tensor].dtype)
             if (value.shape, value.dtype) != expected:
@@ -137,6 +138,19 @@ class _Emitter:
                     f"{value.shape} {value.dtype}, the plan expects {expected[0]} {expected[1]}"
                 )
             self.buffers[buffer] = value
+
+    def _kernel_operands(self, step: KernelStep) -> list[Any]:
+        """The operands; those that a recomputation starts from depend on what it has to wait for."""
+        operands = [self.buffers[buffer] for buffer, _ in step.operands]
+        if step.after is None:
+            return operands
+        self._late.update(buffer for buffer, _ in step.results)
+        exists = _exists(self.buffers[step.after])
+        fixed = self._late.union(buffer for buffer, _ in self.program.literals)
+        return [
+            operand if buffer in fixed else _zero_unless(exists, operand)
+            for operand, (buffer, _) in zip(operands, step.operands, strict=True)
+        ]
 
     def exchange(self, step: ExchangeStep) -> None:
         program = self.exchanges.programs[step.exchange]
@@ -153,6 +167,15 @@ class _Emitter:
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
+
+
+def _exists(array: Any) -> Any:
+    """True, which XLA does not know before ``array`` has been computed.
+
+    On the CPU it merges what `lax.optimization_barrier` keeps apart.
+    """
+    first = lax.index_in_dim(array.reshape(-1), 0, keepdims=False)
+    return lax.ne(lax.bitwise_or(lax.convert_element_type(first, jnp.int32), jnp.int32(1)), jnp.int32(0))
 
 
 def _zero_unless(condition: Any, value: Any) -> Any:

@@ -97,6 +97,9 @@ class _Resolver:
             # Kernel call here or not: all devices take part in all exchanges, in one order.
             self._ensure_exchanged(fetch)
         count = _same([len(boxes) for boxes in calls])
+        after = None
+        if operation.after is not None:
+            after = next(iter(self.buffers[operation.after, 0]), None)
         made: list[dict[int, int]] = [{} for _ in operation.results]
         for call in range(count):
             boxes = tuple(device_calls[call] for device_calls in calls)
@@ -113,7 +116,7 @@ class _Resolver:
                 results.append((buffer, self._view(result_boxes)))
             iteration = self._view(boxes)
             self.steps.append(
-                KernelStep(index, iteration.shape, iteration.starts, tuple(operands), tuple(results))
+                KernelStep(index, iteration.shape, iteration.starts, tuple(operands), tuple(results), after)
             )
         for position, tensor in enumerate(operation.results):
             self.buffers[tensor, 0] = [made[position][i] for i in sorted(made[position]) if i >= 0]

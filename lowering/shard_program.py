@@ -45,6 +45,7 @@ class KernelStep:
       starts: First index along each label.
       operands: Buffer and box of each operand.
       results: Buffer and box of each result.
+      after: A buffer that must be there before the call runs, where it recomputes something.
     """
 
     operation: int
@@ -52,6 +53,7 @@ class KernelStep:
     starts: tuple[Offset, ...]
     operands: tuple[tuple[int, BoxView], ...]
     results: tuple[tuple[int, BoxView], ...]
+    after: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,5 +101,5 @@ def _blank(step: Step) -> object:
     if isinstance(step, KernelStep):
         operands = tuple((buffer, box.shape) for buffer, box in step.operands)
         results = tuple((buffer, box.shape) for buffer, box in step.results)
-        return (step.operation, step.sizes, operands, results)
+        return (step.operation, step.sizes, operands, results, step.after)
     return step
