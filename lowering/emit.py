@@ -72,6 +72,7 @@ class _Emitter:
         self.num_devices = programs[0].num_devices if programs else max(program.devices) + 1
         self.buffers: dict[int, Any] = {}
         self._offsets: dict[Offset, Any] = {}
+        self._late: set[int] = set()
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
         # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
         # on all devices. In one shared program all devices follow one schedule anyway.
@@ -145,7 +146,7 @@ class _Emitter:
             operands=tuple(self.local_array(box) for _, box in step.operands),
             results=tuple(self.local_array(box) for _, box in step.results),
         )
-        operands = [self.buffers[buffer] for buffer, _ in step.operands]
+        operands = self._kernel_operands(step)
         if step.once is not None:
             for position in step.once.operands:
                 operands[position] = self.counted(step.once, operands[position])
@@ -165,6 +166,19 @@ class _Emitter:
         if isinstance(once.counts, int):
             return operand if once.counts else identity
         return lax.select(self.offset(once.counts) == 1, operand, identity)
+
+    def _kernel_operands(self, step: KernelStep) -> list[Any]:
+        """The operands; those that a recomputation starts from depend on what it has to wait for."""
+        operands = [self.buffers[buffer] for buffer, _ in step.operands]
+        if step.after is None:
+            return operands
+        self._late.update(buffer for buffer, _ in step.results)
+        exists = _exists(self.buffers[step.after])
+        fixed = self._late.union(buffer for buffer, _ in self.program.literals)
+        return [
+            operand if buffer in fixed else _zero_unless(exists, operand)
+            for operand, (buffer, _) in zip(operands, step.operands, strict=True)
+        ]
 
     def exchange(self, step: ExchangeStep) -> None:
         program = self.exchanges.programs[step.exchange]
@@ -222,6 +236,23 @@ def _tie(token: Any, value: Any) -> Any:
         data = _tie(token, jax.random.key_data(value))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return lax.select(token > 0, value, lax.broadcast(token.astype(value.dtype), value.shape))
+
+
+def _exists(array: Any) -> Any:
+    """True, which XLA does not know before ``array`` has been computed.
+
+    On the CPU it merges what `lax.optimization_barrier` keeps apart.
+    """
+    first = lax.index_in_dim(array.reshape(-1), 0, keepdims=False)
+    return lax.ne(lax.bitwise_or(lax.convert_element_type(first, jnp.int32), jnp.int32(1)), jnp.int32(0))
+
+
+def _zero_unless(condition: Any, value: Any) -> Any:
+    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return lax.select(condition, value, jnp.zeros_like(value))
+    data = jax.random.key_data(value)
+    data = lax.select(condition, data, jnp.zeros_like(data))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {

@@ -227,7 +227,8 @@ class _Resolver:
         block, primitive = self.blocks[graph.loop_of_operation[index]], graph.operations[index].primitive
         if primitive not in (SCAN_CARRY, SCAN_SLICE, SCAN_STACK):
             view, once = self._view(boxes), self._once_operands(index, call)
-            block.steps.append(KernelStep(index, view.shape, view.starts, operands, results, once))
+            after = self._after(index)
+            block.steps.append(KernelStep(index, view.shape, view.starts, operands, results, once, after))
             return
         ((operand, _),), ((result, _),) = operands, results
         if primitive == SCAN_CARRY:
@@ -235,6 +236,11 @@ class _Resolver:
             block.carried.setdefault(index, []).append((operand, result, inside))
         else:
             (block.slices if primitive == SCAN_SLICE else block.stacks).append((operand, result))
+
+    def _after(self, index: int) -> int | None:
+        """The buffer that a recomputation waits for, if this device has a tile of it."""
+        tensor = self.plan.graph.operations[index].after
+        return None if tensor is None else next(iter(self.buffers[tensor, 0]), None)
 
     def _tile_index(self, tensor: int, result_boxes: Sequence[Box], parts: Sequence[int]) -> int:
         """Which of its tiles of ``tensor`` each sharing device makes with this kernel call; -1 if empty."""

@@ -83,6 +83,7 @@ class KernelStep:
       operands: Buffer and box of each operand.
       results: Buffer and box of each result.
       once: The operands that count in one contribution only, if there are such.
+      after: A buffer that must be there before the call runs, where it recomputes something.
     """
 
     operation: int
@@ -91,6 +92,7 @@ class KernelStep:
     operands: tuple[tuple[int, BoxView], ...]
     results: tuple[tuple[int, BoxView], ...]
     once: CountOnce | None = None
+    after: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _blank(step: Step) -> object:
         operands = tuple((buffer, box.shape) for buffer, box in step.operands)
         results = tuple((buffer, box.shape) for buffer, box in step.results)
         once = step.once and (step.once.operands, step.once.monoid)
-        return (step.operation, step.sizes, operands, results, once)
+        return (step.operation, step.sizes, operands, results, once, step.after)
     if isinstance(step, LoopStep):
         inside = tuple(_blank(inner) for inner in step.steps)
         return (step.length, step.reverse, step.carries, step.slices, step.stacks, inside)

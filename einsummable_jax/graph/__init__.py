@@ -11,6 +11,8 @@ from einsummable_jax.graph.graph import Graph as Graph
 from einsummable_jax.graph.graph import Loop as Loop
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor
+from einsummable_jax.graph.recompute import Recomputation as Recomputation
+from einsummable_jax.graph.recompute import recompute as recompute
 from einsummable_jax.graph.rules import coverage_table as coverage_table
 from einsummable_jax.graph.rules import spec_for as spec_for
 from einsummable_jax.graph.spec import ArrayMap as ArrayMap

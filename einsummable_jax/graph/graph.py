@@ -51,6 +51,8 @@ class Operation:
       results: Tensor numbers, one per result of the spec.
       source: ``file.py:line (function)`` of the user's code.
       name_stack: JAX's name stack at the equation.
+      after: Set for a recomputation: a tensor that must exist before it runs. Only then is it certain that
+        it is not merged with what it repeats, nor run early.
     """
 
     primitive: str
@@ -60,6 +62,7 @@ class Operation:
     results: tuple[int, ...]
     source: str = ""
     name_stack: str = ""
+    after: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ class _Merger:
         producer, result = found
         if graph.loop_of_operation[producer] != graph.loop_of_operation[consumer]:
             return None  # what runs once and what runs in every step is never one kernel
+        if graph.operations[producer].after != graph.operations[consumer].after is not None:
+            return None  # what is recomputed must not run together with what is there early
         first, second = graph.operations[producer].spec, graph.operations[consumer].spec
         if not first.elementwise or not (second.elementwise or tail_of_group(second)):
             return None
@@ -125,11 +127,14 @@ class _Merger:
                     self.merge(producer, index, match)
 
     def _producer_edges(self, index: int, op: Operation) -> list[tuple[int, dict[int, int] | None]]:
-        return [
+        edges = [
             (self.producer[tensor][0], self.correspondence(index, position))
             for position, tensor in enumerate(op.operands)
             if tensor in self.producer
         ]
+        if op.after in self.producer:
+            edges.append((self.producer[op.after][0], None))
+        return edges
 
     def merge_into_only_consumer(self) -> None:
         """Merge a group all of whose results go to one other group that spans the same labels."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
 
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
 """Operations whose result is their operand under another shape."""
-COMPUTED_WHERE_READ = frozenset({"broadcast_in_dim", "iota"})
-"""Operations that element-wise readers compute anew instead of reading an array."""
+CHEAP_FLOPS = 4.0
+"""Element-wise operations of at most so much arithmetic per element are computed anew by every kernel that
+can take them in (XLA fuses them so); dearer ones, such as a tanh, once."""
+TAKES_IN = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "slice", "dynamic_slice", "concatenate", "pad"}
+)
+"""Operations beside the element-wise ones whose kernels compute cheap operands themselves."""
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 """Operations that read whole arrays: nothing is fused into them but the transpose of a matrix."""
 
@@ -175,6 +181,8 @@ class _Liveness:
         ):
             self._fetch(tensor, fetch, step, index)
             self._repack(step, index, position, fetch)
+        if operation.after is not None:
+            self._read((operation.after, 0), step, index)
         for tensor in operation.results:
             if self._is_view(index):
                 self.storage[tensor] = self._stored(operation.operands[0])
@@ -272,11 +280,18 @@ class _Liveness:
         if buffer.kind != "made":
             return True
         readers, producer = self.readers.get(version, []), self.producer[buffer.tensor]
-        if self.graph.operations[producer].primitive in COMPUTED_WHERE_READ:
-            return any(r < 0 or self.graph.operations[r].primitive in PRODUCTS for r in readers)
-        if self._is_folded(producer, readers):
+        if self._is_computed_where_read(producer, readers) or self._is_folded(producer, readers):
             return False
         return any(r < 0 or self.step_of[r] != buffer.first for r in readers)
+
+    def _is_computed_where_read(self, producer: int, readers: Sequence[int]) -> bool:
+        operation = self.graph.operations[producer]
+        size = math.prod(self.graph.tensors[operation.results[0]].shape)
+        if not operation.spec.elementwise or operation.spec.flops > CHEAP_FLOPS * size:
+            return False
+        kernels = [self.graph.operations[r] for r in readers if r >= 0]
+        taken_in = all(op.spec.elementwise or op.primitive in TAKES_IN for op in kernels)
+        return taken_in and len(kernels) == len(readers)
 
     def _is_folded(self, producer: int, readers: Sequence[int]) -> bool:
         """Whether a transposed matrix is only read by products, which read the original."""
@@ -285,8 +300,24 @@ class _Liveness:
         products = all(r >= 0 and self.graph.operations[r].primitive in PRODUCTS for r in readers)
         return products and len(self.graph.operations[producer].spec.results[0]) == 2
 
+    def _prolong(self) -> None:
+        """What is not held is computed by its readers: they read what it is made of."""
+        for members in reversed(self.steps):
+            for index in reversed(members):
+                operation = self.graph.operations[index]
+                lasts = [self.buffers[t, 0].last for t in operation.results if self._is_missing(t)]
+                for tensor, fetch in zip(operation.operands, self.plan.fetches[index], strict=True):
+                    version = self._version(tensor, fetch.version)
+                    if lasts and version in self.buffers:
+                        self.buffers[version].last = max(self.buffers[version].last, *lasts)
+
+    def _is_missing(self, tensor: int) -> bool:
+        version = (tensor, 0)
+        return version in self.buffers and not self._is_held(version, self.buffers[version])
+
     def memory(self) -> PlanMemory:
         """The account of every device."""
+        self._prolong()
         results = {self._version(t, f.version) for t, f in self._output_fetches()}
         temporaries = [
             buffer
@@ -378,7 +409,7 @@ def run_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> list[tuple[int
     successors: list[set[int]] = [set() for _ in groups]
     waits_for: list[set[int]] = [set() for _ in groups]
     for index, operation in enumerate(graph.operations):
-        for tensor in operation.operands:
+        for tensor in (*operation.operands, operation.after):
             maker = group_of[producer[tensor]] if tensor in producer else group_of[index]
             if maker != group_of[index]:
                 successors[maker].add(group_of[index])

@@ -9,7 +9,7 @@ averaged (fictitious play of the planner, who wants few bytes, against one who p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from einsummable_jax.search.energy import Energy, Interner
 from einsummable_jax.search.memory import DeviceMemory, PlanMemory, binary, plan_memory
 from einsummable_jax.search.model import Endpoint, Model
 from einsummable_jax.search.plan import Plan
+from einsummable_jax.search.solver import minimise
 
 PRICES = tuple(8.0**i for i in range(-2, 4))
 """Prices tried in turn until a plan fits, relative to the cost of the cheapest plan per byte it holds."""
@@ -52,23 +53,28 @@ class MemoryLimitError(ValueError):
         )
 
 
-Solve = Callable[[Energy, Interner], Plan]
-"""Minimises an energy of the model's variables and assembles the plan; `Plan.cost` is without the price."""
+SWEEPS, TOLERANCE = 20, 5e-3
+"""How thoroughly the problem is solved for each price, see `solver.minimise`."""
+
+Assemble = Callable[[Sequence[int]], Plan]
+"""The plan of an assignment of the model's variables."""
 
 
-def fit(model: Model, cheapest: Plan, limit_bytes: float, solve: Solve) -> Plan:
+def fit(model: Model, cheapest: Plan, limit_bytes: float, assemble: Assemble) -> Plan:
     """The cheapest plan found that fits.
 
     Args:
       model: The search problem.
-      cheapest: Its solution without a limit, which holds too much.
+      cheapest: Its solution without a limit.
       limit_bytes: The most that a device may hold.
-      solve: Solves the model with other costs.
+      assemble: Makes plans of other assignments.
 
     Raises:
       MemoryLimitError: If none of the plans found fits.
     """
-    search = _Search(model, cheapest, limit_bytes, solve)
+    search = _Search(model, cheapest, limit_bytes, assemble)
+    if search.fitting is not None:
+        return search.fitting
     low = high = 0.0
     for price in PRICES:
         low, high = high, price
@@ -87,13 +93,13 @@ def fit(model: Model, cheapest: Plan, limit_bytes: float, solve: Solve) -> Plan:
 class _Search:
     """The plans seen so far, and the moments that filled memory in them."""
 
-    def __init__(self, model: Model, cheapest: Plan, limit_bytes: float, solve: Solve) -> None:
+    def __init__(self, model: Model, cheapest: Plan, limit_bytes: float, assemble: Assemble) -> None:
         self.model = model
         self.limit_bytes = limit_bytes
         self.fitting: Plan | None = None
         self.smallest = cheapest
         self.smallest_bytes = math.inf
-        self._solve = solve
+        self._assemble = assemble
         self._seen = 0
         self._moment: Moment = {}
         self.note(cheapest)
@@ -131,7 +137,8 @@ class _Search:
     def try_price(self, price: float) -> bool:
         """Solve with a price on each byte; whether the plan fits."""
         energy, interner = priced(self.model, self._moment, price * self._unit)
-        return self.note(self._solve(energy, interner))
+        solution = minimise(energy, sweeps=SWEEPS, tolerance=TOLERANCE, interner=interner)
+        return self.note(self._assemble(solution.states))
 
     def play_on(self, price: float) -> None:
         """Look for plans that hold little until one fits or none holds less any more."""

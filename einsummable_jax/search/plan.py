@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from einsummable_jax.graph import Graph
+from einsummable_jax.graph import Graph, Recomputation
 from einsummable_jax.layout import Box, Demand, Layout, Relation
 from einsummable_jax.search.memory import PlanMemory, plan_memory
 
@@ -103,6 +103,7 @@ class Plan:
       statistics: Figures of the search: seconds, variables, candidates, solver.
       donated: Positions of the inputs whose buffers results may take over.
       memory_limit_bytes: The most that a device was to hold, or None: no limit was set.
+      recomputed: What ``graph`` computes again instead of holding it; numbers are those of the graph without.
     """
 
     graph: Graph
@@ -122,6 +123,7 @@ class Plan:
     carry_fetches: tuple[tuple[Fetch, ...], ...] = ()
     donated: tuple[int, ...] = ()
     memory_limit_bytes: float | None = None
+    recomputed: tuple[Recomputation, ...] = ()
 
     def trips(self, exchange: PlannedExchange) -> int:
         """How often an exchange runs: once for each time that its tensor is made."""
@@ -145,7 +147,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str, graph: Graph) -> Plan:
-        """The plan written by :meth:`to_json`, for the same graph.
+        """The plan written by :meth:`to_json`, for the same graph (without what is recomputed).
 
         Raises:
           ValueError: If the plan was made for another graph; names the first difference.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -96,6 +97,7 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         f"plan for {plan.num_devices} devices, objective {plan.objective}",
         *_table([r.cells() for r in rows], total.cells()),
         _memory_line(plan),
+        *_recomputed_lines(plan),
         f"cost {plan.cost * scale:.6g} {unit}, proven to be at most {gap:.2%} above the least",
     ]
     without_rule = [op for op in plan.graph.operations if not op.spec.has_rule]
@@ -103,6 +105,19 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         lines.append("replicated, having no rule:")
         lines += [f"  {op.primitive} at {op.source or 'unknown line'}" for op in without_rule]
     return "\n".join(lines)
+
+
+def _recomputed_lines(plan: Plan) -> list[str]:
+    """Which operations run again, counted by source line."""
+    again = collections.Counter(
+        f"{op.primitive} at {op.source or 'unknown line'}"
+        for op in plan.graph.operations
+        if op.after is not None
+    )
+    if not again:
+        return []
+    counted = [f"  {name}" + (f" ({times} times)" if times > 1 else "") for name, times in again.items()]
+    return [f"recomputed instead of held, {len(plan.recomputed)} arrays:", *counted]
 
 
 def _memory_line(plan: Plan) -> str:

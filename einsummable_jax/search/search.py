@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from einsummable_jax.graph import Graph
+from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
-from einsummable_jax.search.energy import Energy, Interner
 from einsummable_jax.search.memory import binary, plan_memory
-from einsummable_jax.search.memory_limit import fit
+from einsummable_jax.search.memory_limit import MemoryLimitError, fit
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
+from einsummable_jax.search.remat import choose
 from einsummable_jax.search.solver import minimise
 from einsummable_jax.topology import Topology
 
@@ -56,51 +57,121 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is none of {OBJECTIVES}")
-    progress = progress or logger.info
-    started = time.monotonic()
-    model = Model(graph, topology, objective, boundary)
-    built = time.monotonic()
-    if built - started > 1.0:
-        choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
-        progress(f"search: {choices} choices, costs between {couplings} pairs of them")
-    solution = minimise(model.energy, interner=model.builder.interner, progress=progress)
-    solved = time.monotonic()
-    statistics = {
-        "model_s": built - started,
-        "solve_s": solved - built,
-        "variables": len(model.energy.unaries),
-        "states": sum(len(unary) for unary in model.energy.unaries),
-        "core_variables": solution.core_variables,
-        "solver": solution.solver,
-    }
-    logger.info(
-        "searched %d operations: cost %.6g, bound %.6g, %s",
-        len(graph.operations),
-        solution.cost,
-        solution.lower_bound,
-        statistics,
-    )
-
-    def plan_of(states: Sequence[int]) -> Plan:
-        plan = _assembled(model, states, solution.lower_bound, statistics)
-        return dataclasses.replace(plan, donated=donated, memory_limit_bytes=memory_limit_bytes)
-
-    def solve(energy: Energy, interner: Interner) -> Plan:
-        return plan_of(minimise(energy, sweeps=20, tolerance=5e-3, interner=interner).states)
-
-    plan = plan_of(solution.states)
-    if memory_limit_bytes is None:
-        return plan
-    peak_bytes = plan_memory(plan, model.groups).peak_bytes
-    if peak_bytes <= memory_limit_bytes:
-        return plan
-    progress(f"search: the cheapest plan holds {binary(peak_bytes)} on a device, looking for one that fits")
-    plan = fit(model, plan, memory_limit_bytes, solve)
-    statistics["memory_s"] = time.monotonic() - solved
-    return plan
+    task = _Task(graph, topology, objective, progress or logger.info, boundary, donated, memory_limit_bytes)
+    cheapest = task.solve()
+    if memory_limit_bytes is None or cheapest.peak_bytes <= memory_limit_bytes:
+        return cheapest.plan
+    return task.fit(cheapest, memory_limit_bytes)
 
 
-def _assembled(model: Model, states: Sequence[int], lower_bound: float, statistics: dict[str, Any]) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class _Solved:
+    """The cheapest plan of a graph, whatever it holds, with the model whose solution it is."""
+
+    model: Model
+    plan: Plan
+
+    @functools.cached_property
+    def peak_bytes(self) -> int:
+        return plan_memory(self.plan, self.model.groups).peak_bytes
+
+    def plan_of(self, states: Sequence[int]) -> Plan:
+        """The plan of another assignment of the model's variables."""
+        return dataclasses.replace(
+            _assembled(self.model, states),
+            cost=self.model.energy.value(states),
+            lower_bound=self.plan.lower_bound,
+            statistics=self.plan.statistics,
+            donated=self.plan.donated,
+            memory_limit_bytes=self.plan.memory_limit_bytes,
+            recomputed=self.plan.recomputed,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What to plan, see :func:`search`."""
+
+    graph: Graph
+    topology: Topology
+    objective: str
+    progress: Callable[[str], None]
+    boundary: Boundary | None
+    donated: tuple[int, ...]
+    memory_limit_bytes: float | None
+
+    def solve(self, recomputed: tuple[Recomputation, ...] = ()) -> _Solved:
+        """The cheapest plan, with some tensors computed again."""
+        graph = recompute(self.graph, recomputed) if recomputed else self.graph
+        started = time.monotonic()
+        model = Model(graph, self.topology, self.objective, self.boundary)
+        built = time.monotonic()
+        if built - started > 1.0:
+            choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
+            self.progress(f"search: {choices} choices, costs between {couplings} pairs of them")
+        solution = minimise(model.energy, interner=model.builder.interner, progress=self.progress)
+        statistics = {
+            "model_s": built - started,
+            "solve_s": time.monotonic() - built,
+            "variables": len(model.energy.unaries),
+            "states": sum(len(unary) for unary in model.energy.unaries),
+            "core_variables": solution.core_variables,
+            "solver": solution.solver,
+        }
+        logger.info(
+            "searched %d operations: cost %.6g, bound %.6g, %s",
+            len(graph.operations),
+            solution.cost,
+            solution.lower_bound,
+            statistics,
+        )
+        plan = dataclasses.replace(
+            _assembled(model, solution.states),
+            cost=solution.cost,
+            lower_bound=solution.lower_bound,
+            statistics=statistics,
+            donated=self.donated,
+            memory_limit_bytes=self.memory_limit_bytes,
+            recomputed=recomputed,
+        )
+        return _Solved(model, plan)
+
+    def fit(self, cheapest: _Solved, limit_bytes: float) -> Plan:
+        """The cheapest plan found that fits, with tensors computed again where that is cheaper."""
+        self.progress(
+            f"search: the cheapest plan holds {binary(cheapest.peak_bytes)} on a device, "
+            f"{binary(limit_bytes)} are allowed"
+        )
+        started = time.monotonic()
+        attempts = [cheapest, *self._with_recomputation(cheapest, limit_bytes)]
+        fitting, failed = [], []
+        for solved in attempts:
+            try:
+                fitting.append(fit(solved.model, solved.plan, limit_bytes, solved.plan_of))
+            except MemoryLimitError as error:
+                failed.append(error)
+        if not fitting:
+            raise min(failed, key=lambda error: error.smallest_bytes)
+        found = min(fitting, key=lambda plan: plan.cost)
+        lower_bound = min(cheapest.plan.lower_bound, found.cost)
+        statistics = {**found.statistics, "memory_s": time.monotonic() - started}
+        return dataclasses.replace(found, lower_bound=lower_bound, statistics=statistics)
+
+    def _with_recomputation(self, cheapest: _Solved, limit_bytes: float) -> list[_Solved]:
+        """The plan with as much recomputed as must be, or as can be; none where nothing can."""
+        found: list[_Solved] = []
+        excess_bytes = cheapest.peak_bytes - limit_bytes
+        for wanted_bytes in (excess_bytes, 2 * excess_bytes, math.inf):
+            recomputed = choose(cheapest.plan, cheapest.model.groups, self.topology, wanted_bytes)
+            if not recomputed or (found and found[0].plan.recomputed == recomputed):
+                break
+            found = [self.solve(recomputed)]
+            if found[0].peak_bytes <= limit_bytes:
+                break
+        return found
+
+
+def _assembled(model: Model, states: Sequence[int]) -> Plan:
     """The plan of an assignment of the model's variables."""
     inputs, outputs = model.boundary(states)
     return assemble(
@@ -109,8 +180,5 @@ def _assembled(model: Model, states: Sequence[int], lower_bound: float, statisti
         inputs,
         outputs,
         objective=model.objective,
-        cost=model.energy.value(states),
-        lower_bound=lower_bound,
         kernel_seconds=model.kernel_seconds(states),
-        statistics=statistics,
     )

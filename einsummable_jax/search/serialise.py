@@ -6,10 +6,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from einsummable_jax.graph import Graph
+from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.layout import Box, Layout, MeshLayout, PlacedLayout, TiledLayout
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.plan import Carried, Decomposition, Plan
@@ -45,6 +45,7 @@ def to_json(plan: Plan) -> str:
             "statistics": plan.statistics,
             "donated": plan.donated,
             "memory_limit_bytes": plan.memory_limit_bytes,
+            "recomputed": [dataclasses.astuple(each) for each in plan.recomputed],
         }
     )
 
@@ -58,6 +59,11 @@ def from_json(text: str, graph: Graph) -> Plan:
     data = json.loads(text)
     if data.get("format") != FORMAT:
         raise ValueError(f"plan format {data.get('format')!r}, expected {FORMAT}: plan again")
+    recomputed = tuple(
+        Recomputation(tensor, tuple(operations), tuple(readers), after)
+        for tensor, operations, readers, after in data["recomputed"]
+    )
+    graph = _with_recomputed(data["graph"], graph, recomputed)
     _check_graph(data["graph"], graph)
     num_devices = data["num_devices"]
     distinct = [
@@ -93,6 +99,7 @@ def from_json(text: str, graph: Graph) -> Plan:
         exchanges=tuple(priced),
         donated=tuple(data["donated"]),
         memory_limit_bytes=data["memory_limit_bytes"],
+        recomputed=recomputed,
     )
 
 
@@ -109,13 +116,26 @@ def describe(graph: Graph) -> Iterator[str]:
         labels = " ".join(f"{x.name}={x.extent}({x.role.value})" for x in op.spec.labels)
         maps = hashlib.sha256(repr((op.spec.operands, op.spec.results)).encode()).hexdigest()[:12]
         operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
-        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}"
+        after = "" if op.after is None else f" | after %{op.after}"
+        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{after}"
     for loop in graph.loops:
         carries = " ".join(f"{c.operation}:{array(c.next)}->{array(c.final)}" for c in loop.carries)
         order = "backwards" if loop.reverse else "forwards"
         yield f"loop [{loop.start}, {loop.stop}) {loop.length} steps {order} in {loop.parent} | {carries}"
     yield "outputs " + " ".join(array(t) for t in graph.outputs)
     yield f"state {list(graph.state)}"
+
+
+def _with_recomputed(lines: list[str], graph: Graph, recomputed: Sequence[Recomputation]) -> Graph:
+    """The graph that a plan is of; ``graph`` itself if it is a plan's already, or not this plan's at all."""
+    copies = sum(len(each.operations) for each in recomputed)
+    boundary_lines = 3
+    fits = len(lines) == len(graph.operations) + copies + boundary_lines and all(
+        each.tensor in graph.operations[index].results
+        for each in recomputed
+        for index in each.operations[-1:]
+    )
+    return recompute(graph, recomputed) if copies and fits else graph
 
 
 def _check_graph(lines: list[str], graph: Graph) -> None:
