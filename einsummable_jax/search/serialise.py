@@ -92,21 +92,32 @@ def describe(graph: Graph) -> Iterator[str]:
         labels = " ".join(f"{x.name}={x.extent}({x.role.value})" for x in op.spec.labels)
         maps = hashlib.sha256(repr((op.spec.operands, op.spec.results)).encode()).hexdigest()[:12]
         operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
-        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}"
+        fixed = f" | {op.params['constraint']}" if op.primitive == "constrain" else ""
+        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{fixed}"
     yield "outputs " + " ".join(array(t) for t in graph.outputs)
     yield f"state {list(graph.state)}"
 
 
-def _check_graph(lines: list[str], graph: Graph) -> None:
-    for number, (planned, given) in enumerate(itertools.zip_longest(lines, describe(graph))):
-        if planned != given:
-            source = graph.operations[number - 1].source if 0 < number <= len(graph.operations) else ""
-            raise ValueError(
-                f"the plan was made for another graph; they differ first at line {number} {source}:\n"
-                f"  planned: {planned or 'nothing more'}\n"
-                f"  given:   {given or 'nothing more'}\n"
-                "plan again for this function and these shapes"
+def first_difference(planned: Graph | list[str], given: Graph) -> str | None:
+    """Where two programs first differ, the first one maybe as :func:`describe` puts it; None if nowhere."""
+    lines = planned if isinstance(planned, list) else describe(planned)
+    for number, (before, now) in enumerate(itertools.zip_longest(lines, describe(given))):
+        if before != now:
+            source = given.operations[number - 1].source if 0 < number <= len(given.operations) else ""
+            return (
+                f"they differ first at line {number} {source}:\n"
+                f"  planned: {before or 'nothing more'}\n"
+                f"  given:   {now or 'nothing more'}"
             )
+    return None
+
+
+def _check_graph(lines: list[str], graph: Graph) -> None:
+    found = first_difference(lines, graph)
+    if found is not None:
+        raise ValueError(
+            f"the plan was made for another graph; {found}\nplan again for this function and these shapes"
+        )
 
 
 def _box(bounds: Any) -> Box:
