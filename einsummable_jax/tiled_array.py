@@ -86,7 +86,7 @@ class TiledArray:
 
     def to_array(self) -> jax.Array:
         """The whole array, on every device that holds a part of this one."""
-        self._check()
+        self.check()
         if not isinstance(self.stacked, jax.Array):
             return jnp.asarray(np.asarray(self))
         if isinstance(self.stacked, core.Tracer):
@@ -98,7 +98,7 @@ class TiledArray:
         """The whole array on the host."""
         if copy is False:
             raise ValueError("TiledArray: its tiles become one numpy array by copying only; leave copy unset")
-        self._check()
+        self.check()
         rows = np.asarray(self.stacked)
         whole = np.empty(self.shape, rows.dtype)
         for box, (rank, start) in _holders(self.layout).items():
@@ -151,8 +151,8 @@ class TiledArray:
         tiles = len(_holders(self.layout))
         return f"TiledArray({dtype}{list(self.shape)}, {tiles} tiles on {self.layout.num_devices} devices)"
 
-    def _check(self) -> None:
-        """Raise `ValueError` unless the leaf is still the stacked form."""
+    def check(self) -> None:
+        """Raise `ValueError` unless the leaf is still of the stacked form's shape."""
         found = tuple(np.shape(self.stacked))
         if found != self.layout.stacked_shape:
             raise ValueError(

@@ -14,7 +14,7 @@ from einsummable_jax.layout.placed_layout import PlacedLayout
 from einsummable_jax.layout.relation import Relation
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TiledLayout:
     """The tiles that each device holds, box by box.
 
@@ -50,6 +50,9 @@ class TiledLayout:
     def row_starts(self, device: int) -> tuple[int, ...]:
         """Where each tile of ``device`` starts in its row of the stacked form."""
         return tuple(itertools.accumulate((box.volume for box in self.tiles[device]), initial=0))[:-1]
+
+    def __repr__(self) -> str:
+        return f"TiledLayout({' | '.join(' '.join(map(str, boxes)) or 'none' for boxes in self.tiles)})"
 
     def __hash__(self) -> int:
         return self._hash

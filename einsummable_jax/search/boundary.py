@@ -80,27 +80,28 @@ def _checked(
     return list(layouts)
 
 
-def boundary_family(
-    shape: Sequence[int], num_devices: int, choice: Layout | bool
-) -> tuple[list[Layout], np.ndarray]:
+def fixed_family(layout: Layout, shape: Sequence[int]) -> tuple[list[Layout], np.ndarray]:
+    """The one layout of a function input or result of ``shape`` that is fixed, as :func:`boundary_family`."""
+    return [layout], _bounds([one_box_each(layout, shape)], layout.num_devices, len(shape))
+
+
+def boundary_family(shape: Sequence[int], num_devices: int, tiled: bool) -> tuple[list[Layout], np.ndarray]:
     """The layouts a function input or result of ``shape`` may have.
 
     Args:
       shape: The tensor's shape.
       num_devices: Number of devices.
-      choice: The fixed layout, or whether uneven ones count (it is one of `Boundary.tiled_inputs`).
+      tiled: Whether it is one of `Boundary.tiled_inputs`.
 
     Returns:
       The layouts, and the box of each device in each of them, integers ``[layouts, devices, rank, 2]``.
     """
-    if not isinstance(choice, bool):
-        return [choice], _bounds([one_box_each(choice, shape)], num_devices, len(shape))
     even = list(mesh_layouts(shape, num_devices))
     boxes = _bounds([layout.device_boxes(shape) for layout in even], num_devices, len(shape))
-    if not choice:
+    if not tiled:
         return [*even], boxes
     cuts = mesh_candidates(shape, [True] * len(shape), num_devices)
-    cuts = cuts.take(~cuts.is_even)
+    cuts = cuts.take(~cuts.is_even & (cuts.distinct_calls == num_devices))
     uneven = [TiledLayout(tuple((box,) for box in cuts.boxes(i))) for i in range(len(cuts))]
     boxes = np.concatenate([boxes, cuts.bounds])
     fullest = np.prod(np.diff(boxes, axis=-1), axis=(-2, -1)).max(axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, Layout
-from einsummable_jax.search.boundary import Boundary, boundary_family
+from einsummable_jax.search.boundary import Boundary, boundary_family, fixed_family
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
@@ -137,7 +137,10 @@ class Model:
         value = self.graph.tensors[tensor]
         key = ("mesh", value.shape, choice)
         if key not in self._memo:
-            choices, boxes = boundary_family(value.shape, self.topology.num_devices, choice)
+            if isinstance(choice, bool):
+                choices, boxes = boundary_family(value.shape, self.topology.num_devices, choice)
+            else:
+                choices, boxes = fixed_family(choice, value.shape)
             boxes = boxes.reshape(len(choices), self.topology.num_devices, len(value.shape), 2)
             layouts, index = self._intern(value.shape, boxes, np.zeros(boxes.shape[:2], np.int64))
             firsts = np.unique(index, return_index=True)[1]

@@ -91,7 +91,8 @@ class Slot:
     def holds(self, array: Any) -> bool:
         """Whether ``array`` already is there."""
         if isinstance(array, TiledArray):
-            return self.is_tiled and array.layout == self.layout and in_place(array.stacked, self.crossing)
+            same = array.layout == self.layout and array.stacked.shape == array.layout.stacked_shape
+            return same and in_place(array.stacked, self.crossing)
         return not self.is_tiled and in_place(array, self.sharding)
 
     def enter(self, array: Any) -> jax.Array:
@@ -108,6 +109,8 @@ class Slot:
 
     def place(self, array: Any) -> Any:
         """``array`` where the plan wants it, a `TiledArray` or `jax.Array`; itself if it already is there."""
+        if isinstance(array, TiledArray):
+            array.check()
         if self.holds(array):
             return array
         if not isinstance(self.layout, TiledLayout):
