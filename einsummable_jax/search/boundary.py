@@ -80,11 +80,6 @@ def _checked(
     return list(layouts)
 
 
-def fixed_family(layout: Layout, shape: Sequence[int]) -> tuple[list[Layout], np.ndarray]:
-    """The one layout of a function input or result of ``shape`` that is fixed, as :func:`boundary_family`."""
-    return [layout], _bounds([one_box_each(layout, shape)], layout.num_devices, len(shape))
-
-
 def boundary_family(shape: Sequence[int], num_devices: int, tiled: bool) -> tuple[list[Layout], np.ndarray]:
     """The layouts a function input or result of ``shape`` may have.
 

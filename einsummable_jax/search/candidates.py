@@ -45,6 +45,11 @@ class Candidates:
         return np.prod(self.parts, axis=1) if self.parts.shape[1] else np.ones(len(self), np.int64)
 
     @functools.cached_property
+    def loads(self) -> np.ndarray:
+        """Points of the iteration space on each device, floats ``[C, p]``."""
+        return np.prod(np.diff(self.bounds, axis=-1)[..., 0].astype(np.float64), axis=-1)
+
+    @functools.cached_property
     def is_even(self) -> np.ndarray:
         """Whether all devices run boxes of one shape, booleans ``[C]``."""
         sizes = np.diff(self.bounds, axis=-1)[..., 0]

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from einsummable_jax.search.tile_layouts import TileLayouts
+from einsummable_jax.search.tile_layouts import SeveralTiles, TileLayouts
 from einsummable_jax.topology import Topology
+
+Layouts = TileLayouts | SeveralTiles
+"""Layouts of one tensor: all of one box per device, or all of any number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,23 @@ def exchange_table(
       itemsize: Bytes per element.
       topology: The machine.
     """
+    seconds = np.empty((len(held), len(needed)))
+    received = np.empty_like(seconds)
+    top = 0
+    for some_held in held.families:
+        left, bottom = 0, top + len(some_held)
+        for some_needed in needed.families:
+            block = slice(top, bottom), slice(left, left + len(some_needed))
+            seconds[block], received[block] = _costs(some_held, some_needed, itemsize, topology)
+            left += len(some_needed)
+        top = bottom
+    return ExchangeTable(seconds, received)
+
+
+def _costs(
+    held: Layouts, needed: Layouts, itemsize: int, topology: Topology
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds and received bytes, floats ``[U, V]``."""
     final = np.flatnonzero(held.contributions == 1)
     partial = np.flatnonzero(held.contributions > 1)
     seconds = np.empty((len(held), len(needed)))
@@ -47,11 +67,11 @@ def exchange_table(
         if len(rows):
             some = held if len(rows) == len(held) else held.take(rows)
             seconds[rows], received[rows] = price(some, needed, itemsize, topology)
-    return ExchangeTable(seconds, received)
+    return seconds, received
 
 
 def _copy_costs(
-    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology
+    held: Layouts, needed: Layouts, itemsize: int, topology: Topology
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds and received bytes, floats ``[U, V]``, of copying final tiles."""
     missing = needed.volumes.T[:, None] - _common_volumes(held, needed)
@@ -63,18 +83,26 @@ def _copy_costs(
 
 
 def _aggregation_costs(
-    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology
+    held: Layouts, needed: Layouts, itemsize: int, topology: Topology
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same for contributions, aggregated where they are needed, or on one holder each and then copied."""
     common = _common_volumes(held, needed)
     need = needed.volumes.T[:, None]
-    parts = held.contributions.astype(np.float64)[None, :, None]
-    owned = (held.volumes / (held.contributions[:, None] * held.copies)).T[:, :, None]
+    if isinstance(held, TileLayouts):
+        parts = held.contributions.astype(np.float64)[None, :, None]
+        contributed = parts * need
+        owned = (held.volumes / (held.contributions[:, None] * held.copies)).T[:, :, None]
+        gathered = parts * owned
+    else:
+        contributed = _contributed_volumes(held, needed)
+        tiles = list(zip(held.tile_volumes, held.copies, held.holders, strict=True))
+        owned = np.add.reduce([volume / holders for volume, _, holders in tiles]).T[:, :, None]
+        gathered = np.add.reduce([volume / copies for volume, copies, _ in tiles]).T[:, :, None]
     kept = np.minimum(owned, common)
     options = []
     for rounds, missing, touched in (
-        (1, parts * need - common, (parts + 1) * need),
-        (2, (parts - 1) * owned + need - kept, (parts + 1) * owned + 2 * (need - kept)),
+        (1, contributed - common, contributed + need),
+        (2, gathered - owned + need - kept, gathered + owned + 2 * (need - kept)),
     ):
         seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
         options.append((topology.latency_of(rounds) + seconds, missing.sum(axis=0) * itemsize))
@@ -85,10 +113,36 @@ def _aggregation_costs(
     )
 
 
-def _common_volumes(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
+def _common_volumes(held: Layouts, needed: Layouts) -> np.ndarray:
     """Elements that each device both holds and needs, floats ``[p, U, V]``."""
+    return np.add.reduce([_common_of_slots(a, b) for a in held.slots for b in needed.slots])
+
+
+def _common_of_slots(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
     patterns = [(a[:, :, None], b[:, None]) for a, b in _interval_patterns(held, needed)]
-    return _products([_overlap(a, b) for a, b in patterns], held, needed)
+    volumes = _products([_overlap(a, b) for a, b in patterns], held, needed)
+    # A box without dimensions is never empty by its bounds.
+    return volumes if held.shape else volumes * _present(held)[:, :, None] * _present(needed)[:, None]
+
+
+def _present(layouts: TileLayouts) -> np.ndarray:
+    """1.0 where a device has a tile, floats ``[p, U]``."""
+    return (layouts.parts >= 0).T.astype(np.float64)
+
+
+def _contributed_volumes(held: SeveralTiles, needed: Layouts) -> np.ndarray:
+    """Elements of all contributions to what each device needs, floats ``[p, U, V]``."""
+    total = np.zeros((held.volumes.shape[1], len(held), len(needed)))
+    for a, copies in zip(held.slots, held.copies, strict=True):
+        for b in needed.slots:
+            patterns = _interval_patterns(a, b)
+            for sender in range(len(total)):
+                tables = [_overlap(x[sender, :, None][None], y[:, None]) for x, y in patterns]
+                volumes = _products(tables, a, b)
+                if not held.shape:
+                    volumes *= _present(a)[sender, :, None] * _present(b)[:, None]
+                total += volumes / copies[:, sender, None]
+    return total
 
 
 def _interval_patterns(held: TileLayouts, needed: TileLayouts) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -112,8 +166,8 @@ def _products(tables: Sequence[np.ndarray], held: TileLayouts, needed: TileLayou
 def _traffic_seconds(
     missing: np.ndarray,
     touched: np.ndarray,
-    held: TileLayouts,
-    needed: TileLayouts,
+    held: Layouts,
+    needed: Layouts,
     itemsize: int,
     topology: Topology,
 ) -> np.ndarray:
@@ -140,18 +194,30 @@ def _traffic_seconds(
     return np.maximum(memory, network) * itemsize
 
 
-def _senders(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
+def _senders(held: Layouts, needed: Layouts) -> np.ndarray:
     """How many devices hold something within the hull of all that is needed, floats ``[U, V]``."""
-    tables = []
-    for a, b in _interval_patterns(held, needed):
-        hull = np.stack([b[..., 0].min(axis=0), b[..., 1].max(axis=0)], axis=-1)
-        tables.append((_overlap(a[:, :, None], hull[None, None]) > 0).astype(np.float64))
-    return np.maximum(_products(tables, held, needed).sum(axis=0), 1.0)
+    hulls = [[_hull(b, dim) for dim in range(len(b.shape))] for b in needed.slots]
+    found = []
+    for a in held.slots:
+        tables = []
+        for dim, (pattern, index) in enumerate(a.patterns):
+            starts, stops = zip(*(hull[dim] for hull in hulls), strict=True)
+            hull = np.stack([np.minimum.reduce(starts), np.maximum.reduce(stops)], axis=-1)
+            overlap = _overlap(pattern.swapaxes(0, 1)[:, :, None], hull[None, None]) > 0
+            tables.append(overlap[:, index])
+        whole = np.ones((held.volumes.shape[1], len(a), len(needed)), bool)
+        found.append(np.logical_and.reduce([whole, *tables]))
+    return np.maximum(np.logical_or.reduce(found).sum(axis=0), 1.0)
 
 
-def _busiest_link(
-    missing: np.ndarray, held: TileLayouts, needed: TileLayouts, topology: Topology
-) -> np.ndarray:
+def _hull(layouts: TileLayouts, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """First start and last stop of the boxes that are not empty along one dimension, integers ``[V]``."""
+    starts, stops = layouts.boxes[:, :, dim, 0], layouts.boxes[:, :, dim, 1]
+    none = np.iinfo(np.int64).max
+    return np.where(starts < stops, starts, none).min(axis=1), stops.max(axis=1)
+
+
+def _busiest_link(missing: np.ndarray, held: Layouts, needed: Layouts, topology: Topology) -> np.ndarray:
     """Load over bandwidth of the busiest port, link or cut, elements by bytes/s, floats ``[U, V]``."""
     busiest = missing.max(axis=0) / topology.ingress
     sent = np.zeros_like(missing)
@@ -171,12 +237,17 @@ def _busiest_link(
     return np.maximum.reduce([busiest, sent.max(axis=0) / topology.egress, *loads])
 
 
-def _sources(held: TileLayouts, needed: TileLayouts, receiver: int) -> np.ndarray:
+def _sources(held: Layouts, needed: Layouts, receiver: int) -> np.ndarray:
     """Elements that each device could send to one, copies sharing the load, floats ``[p, U, V]``."""
-    patterns = _interval_patterns(held, needed)
-    tables = [_overlap(a[:, :, None], b[None, None, receiver]) for a, b in patterns]
-    share = np.where(held.same_tile[:, receiver] > 0, 0.0, 1.0 / held.copies)
-    return _products(tables, held, needed) * share.T[:, :, None]
+    total = np.zeros((held.volumes.shape[1], len(held), len(needed)))
+    copies = held.copies if isinstance(held, SeveralTiles) else (held.copies,)
+    for a, a_copies in zip(held.slots, copies, strict=True):
+        share = np.where(a.same_tile[:, receiver] > 0, 0.0, 1.0 / a_copies)
+        for b in needed.slots:
+            patterns = _interval_patterns(a, b)
+            tables = [_overlap(x[:, :, None], y[None, None, receiver]) for x, y in patterns]
+            total += _products(tables, a, b) * share.T[:, :, None]
+    return total
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -186,9 +257,13 @@ def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def kernel_seconds(
-    flops: np.ndarray, touched_bytes: np.ndarray, flop_rate: float, topology: Topology
+    flops: np.ndarray,
+    touched_bytes: np.ndarray,
+    flop_rate: float,
+    topology: Topology,
+    calls: np.ndarray | float = 1.0,
 ) -> np.ndarray:
-    """Roofline time of one kernel call on every device.
+    """Roofline time of the kernel calls of every device.
 
     Args:
       flops: Operations on each device, floats ``[C, p]``.
@@ -196,11 +271,12 @@ def kernel_seconds(
       flop_rate: Operations per second.
       topology: The machine. Where its devices share cores, their work adds up, and a core that waits for
         memory computes nothing meanwhile.
+      calls: How many calls each device runs, floats that broadcast to ``[C, p]``.
 
     Returns:
       Seconds, floats ``[C]``.
     """
     compute_s, memory_s = flops / flop_rate, touched_bytes / topology.memory_bandwidth
     if topology.shared:
-        return (compute_s + memory_s + topology.kernel_s).sum(axis=-1)
-    return (np.maximum(compute_s, memory_s) + topology.kernel_s).max(axis=-1)
+        return (compute_s + memory_s + calls * topology.kernel_s).sum(axis=-1)
+    return (np.maximum(compute_s, memory_s) + calls * topology.kernel_s).max(axis=-1)

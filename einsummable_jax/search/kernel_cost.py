@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, DimMap, Graph, Operation
+from einsummable_jax.layout import Box
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
+from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
@@ -38,46 +41,73 @@ class KernelCost:
                 self._readers.setdefault(tensor, set()).add(index)
         self._outputs = set(graph.outputs)
         # The candidates are kept beside what they key, so that their identity stays theirs.
-        self._lengths: dict[tuple[int, DimMap], tuple[Candidates, np.ndarray]] = {}
+        self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
 
-    def seconds(self, group: Group, candidates: Candidates) -> np.ndarray:
+    def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
         """Seconds for each candidate, floats ``[C]``; what the group makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE for op in operations):
             return np.zeros(len(candidates))
-        sizes = np.diff(candidates.bounds, axis=-1)[..., 0]
-        share = np.prod(sizes / np.maximum(np.array(group.extents), 1), axis=-1)
+        share = candidates.loads / max(math.prod(group.extents), 1)
         flops = sum(op.spec.flops for op in operations) * share
-        touched_bytes = np.zeros(share.shape)
-        for volume, itemsize in self._external_volumes(group, candidates):
-            touched_bytes += volume * itemsize
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
-        return kernel_seconds(flops, touched_bytes, rate, self.topology)
+        calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0
+        return kernel_seconds(flops, self.touched_bytes(group, candidates), rate, self.topology, calls)
 
-    def _external_volumes(self, group: Group, candidates: Candidates) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` of each array the group reads or leaves behind, and their size in bytes."""
+    def touched_bytes(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
+        """Bytes that each device reads or leaves behind in all its calls, floats ``[C, p]``."""
+        touched_bytes = np.zeros(candidates.bounds.shape[:2])
+        for volume, itemsize in self._external_volumes(group, candidates):
+            if isinstance(candidates, Covers):
+                volume = (volume * candidates.present).sum(axis=-1)
+            touched_bytes += volume * itemsize
+        return touched_bytes
+
+    def external_sizes(self, group: Group) -> list[tuple[tuple[int, ...], float]]:
+        """The labels of each array that a group reads or leaves, and the bytes that one call for all touches."""
+        space, sizes = Box.full(group.extents), []
+        for mapped, bound, times, itemsize in self._external_arrays(group):
+            labels = tuple(sorted({label for dim in mapped for label, _ in dim.terms}))
+            volumes = [
+                Box(tuple(d.interval(space) for d in m)).volume for m in (mapped, bound) if m is not None
+            ]
+            sizes.append((labels, float(times * itemsize * min(volumes))))
+        return sizes
+
+    def _external_arrays(self, group: Group) -> list[tuple[ArrayMap, ArrayMap | None, int, int]]:
+        """Each array the group reads or leaves: its map, a map that bounds it, how often it counts, itemsize."""
         tensors, inside = self.graph.tensors, set(group.members)
         made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
-        found: dict[Hashable, tuple[np.ndarray, int]] = {}
+        found: dict[Hashable, tuple[ArrayMap, ArrayMap | None, int, int]] = {}
         for member in group.members:
             op = self.graph.operations[member]
             results = [group.array_map(member, array_map) for array_map in op.spec.results]
             operands = [group.array_map(member, array_map) for array_map in op.spec.operands]
             for position, (tensor, mapped) in enumerate(zip(op.operands, operands, strict=True)):
                 if tensor not in made and (tensor, mapped) not in found:
-                    volume = self._volume(mapped, candidates)
-                    if position == 0 and op.primitive in SPARSE_READS:
-                        volume = np.minimum(volume, self._volume(results[0], candidates))
-                    if position == 1 and op.primitive == "dot_general" and self.topology.shared:
-                        volume = REPACKED * volume
-                    found[tensor, mapped] = volume, tensors[tensor].dtype.itemsize
+                    bound = results[0] if position == 0 and op.primitive in SPARSE_READS else None
+                    repacked = position == 1 and op.primitive == "dot_general" and self.topology.shared
+                    size = tensors[tensor].dtype.itemsize
+                    found[tensor, mapped] = mapped, bound, REPACKED if repacked else 1, size
             for tensor, mapped in zip(op.results, results, strict=True):
                 if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:
-                    found[tensor] = self._volume(mapped, candidates), tensors[tensor].dtype.itemsize
+                    found[tensor] = mapped, None, 1, tensors[tensor].dtype.itemsize
         return list(found.values())
 
-    def _volume(self, mapped: ArrayMap, candidates: Candidates) -> np.ndarray:
-        volume = np.ones(candidates.bounds.shape[:2])
+    def _external_volumes(
+        self, group: Group, candidates: Candidates | Covers
+    ) -> list[tuple[np.ndarray, int]]:
+        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and their size in bytes."""
+        volumes = []
+        for mapped, bound, times, itemsize in self._external_arrays(group):
+            volume = self._volume(mapped, candidates)
+            if bound is not None:
+                volume = np.minimum(volume, self._volume(bound, candidates))
+            volumes.append((times * volume, itemsize))
+        return volumes
+
+    def _volume(self, mapped: ArrayMap, candidates: Candidates | Covers) -> np.ndarray:
+        volume = np.ones(candidates.bounds.shape[:-2])
         for dim_map in mapped:
             key = (id(candidates), dim_map)
             if key not in self._lengths:

@@ -10,21 +10,27 @@ import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
 from einsummable_jax.layout import Box, Layout
-from einsummable_jax.search.boundary import Boundary, boundary_family, fixed_family
+from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
+from einsummable_jax.search.cover_search import BALANCED, CoverSearch
+from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.plan import Decomposition
+from einsummable_jax.search.pull_back import cover_tiles
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
+    add_tiles,
     distinct_layouts,
     merge_layouts,
     touched_boxes,
     touches_exactly,
 )
+from einsummable_jax.search.tiles import DeviceBoxes
 from einsummable_jax.topology import Topology
 
 CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -56,13 +62,27 @@ class GroupVariable:
 
     Attributes:
       group: The group.
-      candidates: The decompositions to choose from.
-      seconds: Kernel time of each, floats ``[C]``.
+      candidates: The decompositions that a mesh gives, numbered from 0.
+      covers: Further decompositions, numbered on.
+      seconds: Kernel time of each, floats ``[C + E]``.
     """
 
     group: Group
     candidates: Candidates
+    covers: Covers
     seconds: np.ndarray
+
+    def calls(self, state: int) -> tuple[tuple[Box, ...], ...]:
+        """The iteration boxes of each device."""
+        if state < len(self.candidates):
+            return tuple((box,) for box in self.candidates.boxes(state))
+        return self.covers.boxes(state - len(self.candidates))
+
+    def words(self, state: int, names: Sequence[str]) -> str:
+        """The decomposition in words."""
+        if state < len(self.candidates):
+            return self.candidates.words(state, names)
+        return self.covers.words(state - len(self.candidates), names)
 
 
 class Model:
@@ -97,84 +117,125 @@ class Model:
         self._made: dict[int, Endpoint] = {}
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
+        groups = make_groups(graph)
+        self._cover_search = CoverSearch(
+            graph, groups, topology.num_devices, self._kernel_cost, self._fixed_layouts()
+        )
+        for number, group in enumerate(groups):
+            self._add_group(group, self._cover_search.covers(number))
         self._add_boundary()
-        for group in make_groups(graph):
-            self._add_group(group)
         for tensor in range(len(graph.tensors)):
             self._add_exchanges(tensor)
         self.energy = self.builder.energy()
 
     # ---- function inputs and outputs -------------------------------------------------------------
 
+    def _fixed_layouts(self) -> list[tuple[int, Layout]]:
+        pairs = (
+            *zip(self.graph.inputs, self._boundary.inputs, strict=True),
+            *zip(self.graph.outputs, self._boundary.outputs, strict=True),
+        )
+        return [(tensor, layout) for tensor, layout in pairs if layout is not None]
+
     def _add_boundary(self) -> None:
         first_use: dict[int, int] = {}
         for index, op in enumerate(self.graph.operations):
             for tensor in op.operands:
                 first_use.setdefault(tensor, index)
-        tiled = self._boundary.tiled_inputs
+        comes_back = {i: self.graph.outputs[output] for i, output in self.graph.state}
         for position, tensor in enumerate(self.graph.inputs):
-            place, fixed = first_use.get(tensor, 0) - 0.5, self._boundary.inputs[position]
-            endpoint = self._mesh_endpoint(tensor, None, place, fixed or position in tiled)
+            choices = self._boundary_layouts(
+                tensor,
+                comes_back.get(position),
+                self._boundary.inputs[position],
+                position in self._boundary.tiled_inputs,
+            )
+            endpoint = self._boundary_endpoint(tensor, choices, first_use.get(tensor, 0) - 0.5)
             self.input_variables.append(endpoint.variable)
             self._made[tensor] = endpoint
-        state = {output: i for i, output in self.graph.state}
+        state = {output: position for position, output in self.graph.state}
+        used = []
         for position, tensor in enumerate(self.graph.outputs):
-            source = state.get(position)
-            variable = None if source is None else self.input_variables[source]
-            choice = self._boundary.outputs[position] or source in tiled
-            endpoint = self._mesh_endpoint(tensor, variable, len(self.graph.operations), choice)
+            if position in state:
+                endpoint = self._state_endpoint(tensor, state[position])
+            else:
+                choices = self._boundary_layouts(tensor, None, self._boundary.outputs[position])
+                endpoint = self._boundary_endpoint(tensor, choices, len(self.graph.operations))
             self.output_variables.append(endpoint.variable)
+            used.append((tensor, endpoint))
+        for tensor, endpoint in used:
             if tensor not in self.graph.literals:
                 self._used.setdefault(tensor, []).append(endpoint)
 
-    def _mesh_endpoint(
-        self, tensor: int, variable: int | None, place: float, choice: Layout | bool
-    ) -> Endpoint:
-        """The layouts a function input or output may have; holding less is a tie-break.
+    def _boundary_layouts(
+        self, tensor: int, comes_back: int | None, fixed: Layout | None, uneven: bool = False
+    ) -> tuple[list[Layout], TileLayouts]:
+        """The layouts that a function input or output may have.
 
-        ``choice`` is the fixed layout, or whether uneven tiles are among those to choose from.
+        Args:
+          tensor: Its number.
+          comes_back: For an input, the number of the output that becomes it, if any.
+          fixed: The one layout it must have.
+          uneven: Whether it is one of `Boundary.tiled_inputs`.
         """
-        value = self.graph.tensors[tensor]
-        key = ("mesh", value.shape, choice)
+        shape, num_devices = self.graph.tensors[tensor].shape, self.topology.num_devices
+        tensors = [t for t in (tensor, comes_back) if t is not None]
+        families = [e.layouts for t in tensors for e in (*self._used.get(t, ()), *self._ends(t))]
+        families = list({id(f): f for f in families}.values())
+        kind = fixed or (self._boundary.tiled, self._boundary.single_copy, uneven)
+        key = ("boundary", shape, kind, *(id(f) for f in families if self._boundary.tiled and fixed is None))
         if key not in self._memo:
-            if isinstance(choice, bool):
-                choices, boxes = boundary_family(value.shape, self.topology.num_devices, choice)
-            else:
-                choices, boxes = fixed_family(choice, value.shape)
-            boxes = boxes.reshape(len(choices), self.topology.num_devices, len(value.shape), 2)
-            layouts, index = self._intern(value.shape, boxes, np.zeros(boxes.shape[:2], np.int64))
-            firsts = np.unique(index, return_index=True)[1]
-            self._memo[key] = [choices[i] for i in firsts], layouts, np.arange(len(firsts))
-        choices, layouts, index = self._memo[key]
-        if variable is None:
-            held_bytes = layouts.volumes.sum(axis=1) * value.dtype.itemsize
-            preference = self._price(TIE_BREAK * held_bytes / self.topology.memory_bandwidth)
-            variable = self.builder.variable(preference, place)
-            self._layouts_of[variable] = choices
-        elif self._layouts_of[variable] is not choices:
+            choices, layouts = boundary_choices(
+                shape, num_devices, self._boundary, fixed, families, uneven=uneven
+            )
+            self._memo[key] = choices, self._one_object(layouts)
+        return self._memo[key]
+
+    def _ends(self, tensor: int) -> list[Endpoint]:
+        return [self._made[tensor]] if tensor in self._made else []
+
+    def _boundary_endpoint(
+        self, tensor: int, choices: tuple[list[Layout], TileLayouts], place: float
+    ) -> Endpoint:
+        """A variable for the layout of a function input or output; holding less is a tie-break."""
+        named, layouts = choices
+        held_bytes = layouts.held_elements.sum(axis=1) * self.graph.tensors[tensor].dtype.itemsize
+        preference = self._price(TIE_BREAK * held_bytes / self.topology.memory_bandwidth)
+        variable = self.builder.variable(preference, place)
+        self._layouts_of[variable] = named
+        return Endpoint(variable, layouts, np.arange(len(layouts)))
+
+    def _state_endpoint(self, tensor: int, position: int) -> Endpoint:
+        """The use of an output in the layout of the input that it becomes."""
+        value, source = self.graph.tensors[tensor], self._made[self.graph.inputs[position]]
+        if source.layouts.shape != value.shape:
             raise ValueError(f"state output {value.name!r} {value.shape} differs in shape from its input")
-        return Endpoint(variable, layouts, index)
+        return source
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def _add_group(self, group: Group) -> None:
-        candidates = self._candidates(group)
-        seconds = self._kernel_cost.seconds(group, candidates)
-        uneven = np.where(candidates.is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
+    def _add_group(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> None:
+        candidates, covers = self._candidates(group, offered)
+        seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in (candidates, covers)])
+        is_even = np.concatenate([candidates.is_even, covers.is_even])
+        uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         variable = self.builder.variable(self._price(seconds + uneven), group.members[0])
-        self.group_variables[variable] = GroupVariable(group, candidates, seconds)
+        self.group_variables[variable] = GroupVariable(group, candidates, covers, seconds)
         for member in group.members:
             operation = self.graph.operations[member]
             for tensor, array_map in zip(operation.operands, operation.spec.operands, strict=True):
                 if tensor not in self.graph.literals:
-                    layouts, index = self._layouts(group, member, candidates, array_map, made=False)
+                    layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=False)
                     self._used.setdefault(tensor, []).append(Endpoint(variable, layouts, index))
             for tensor, array_map in zip(operation.results, operation.spec.results, strict=True):
-                layouts, index = self._layouts(group, member, candidates, array_map, made=True)
+                layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
 
-    def _candidates(self, group: Group) -> Candidates:
-        """The candidates that every member admits; the given ones where the user has fixed them."""
+    def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
+        """The mesh candidates that every member admits, and the covers; balanced where that is asked.
+
+        Where the user has fixed the decomposition, that one alone.
+        """
         constraint = constraint_in(self.graph, group)
         if constraint is not None:
             return self._constrained(group, constraint)
@@ -187,7 +248,7 @@ class Model:
         }
         monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
-        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced)
+        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced, offered)
         if key not in self._memo:
             found = mesh_candidates(group.extents, group.cuttable, self.topology.num_devices)
             keep = np.ones(len(found), bool)
@@ -195,26 +256,32 @@ class Model:
                 keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
             for of_label in monoids:
                 keep &= _one_monoid(found, of_label)
-            if balanced:
-                keep &= found.distinct_calls == found.distinct_calls[keep].max()
-            self._memo[key] = found.take(keep)
+            found, covers = found.take(keep), Covers(offered, len(group.extents), self.topology.num_devices)
+            self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
         return self._memo[key]
 
-    def _constrained(self, group: Group, constraint: Constraint) -> Candidates:
+    def _constrained(self, group: Group, constraint: Constraint) -> tuple[Candidates, Covers]:
         shape = self.graph.tensors[self.graph.operations[group.members[0]].results[0]].shape
         key = ("constrained", shape, constraint)
         if key not in self._memo:
-            self._memo[key] = constrained_candidates(constraint, shape, group, self.topology.num_devices)
+            num_devices = self.topology.num_devices
+            given = constrained_candidates(constraint, shape, group, num_devices)
+            self._memo[key] = given, Covers((), len(group.extents), num_devices)
         return self._memo[key]
 
     def _layouts(
-        self, group: Group, member: int, candidates: Candidates, array_map: ArrayMap, made: bool
+        self,
+        group: Group,
+        member: int,
+        choices: tuple[Candidates, Covers],
+        array_map: ArrayMap,
+        made: bool,
     ) -> tuple[TileLayouts, np.ndarray]:
-        """The layouts of one operand or result, over the candidates of its group."""
-        spec = self.graph.operations[member].spec
+        """The layouts of one operand or result, over the candidates and covers of its group."""
+        spec, (candidates, covers) = self.graph.operations[member].spec, choices
         mapped = group.array_map(member, array_map)
         reductions = _reduction_labels(group, member, spec) if made else ()
-        key = ("layouts", id(candidates), mapped, reductions)
+        key = ("layouts", id(candidates), id(covers), mapped, reductions)
         if key not in self._memo:
             boxes = touched_boxes(mapped, candidates.bounds)
             parts = np.zeros(boxes.shape[:2], np.int64)
@@ -222,24 +289,17 @@ class Model:
                 parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
             contributions = np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
             shape = tuple(dim_map.extent for dim_map in array_map)
-            self._memo[key] = self._intern(shape, boxes, parts, contributions)
+            layouts, index = distinct_layouts(shape, boxes, parts, contributions)
+            if len(covers):
+                layouts, further = add_tiles(layouts, cover_tiles(mapped, covers, reductions))
+                index = np.concatenate([index, further])
+            self._memo[key] = self._one_object(layouts), self.builder.interner.array(index)
         return self._memo[key]
 
-    def _intern(
-        self,
-        shape: Sequence[int],
-        boxes: np.ndarray,
-        parts: np.ndarray,
-        contributions: np.ndarray | None = None,
-    ) -> tuple[TileLayouts, np.ndarray]:
-        if contributions is None:
-            contributions = np.ones(len(boxes), np.int64)
-        layouts, index = distinct_layouts(shape, boxes, parts, contributions)
-        return self._one_object(layouts), self.builder.interner.array(index)
-
     def _one_object(self, layouts: TileLayouts) -> TileLayouts:
-        key = ("tiles", layouts.shape, layouts.boxes.shape, layouts.boxes.tobytes(), layouts.parts.tobytes())
-        return self._memo.setdefault(key, layouts)
+        tiles = layouts.several.tiles if layouts.several else ()
+        boxes = (layouts.boxes.shape, layouts.boxes.tobytes(), layouts.parts.tobytes())
+        return self._memo.setdefault(("tiles", layouts.shape, *boxes, tiles), layouts)
 
     # ---- exchanges -------------------------------------------------------------------------------
 
@@ -252,7 +312,7 @@ class Model:
         made = self._made.get(tensor)
         if made is None:
             return
-        final = bool((made.layouts.contributions == 1).all())
+        final = made.layouts.is_final
         users: dict[tuple[int, int, int], Endpoint] = {}
         for use in self._used.get(tensor, ()):
             aligned = use.layouts is made.layouts and use.index is made.index
@@ -299,9 +359,15 @@ class Model:
             group, state = choice.group, states[variable]
             for member in group.members:
                 spec = self.graph.operations[member].spec
-                key = (id(choice.candidates), state, group.labels[member], tuple(x.name for x in spec.labels))
+                key = (
+                    id(choice.candidates),
+                    id(choice.covers),
+                    state,
+                    group.labels[member],
+                    tuple(x.name for x in spec.labels),
+                )
                 if key not in shared:
-                    shared[key] = _decomposition(group, member, choice.candidates, state, spec)
+                    shared[key] = _decomposition(choice, member, state, spec)
                 found[member] = shared[key]
         return [found[index] for index in range(len(self.graph.operations))]
 
@@ -342,18 +408,27 @@ def _one_monoid(candidates: Candidates, of_label: Sequence[Any]) -> np.ndarray:
     return np.sum(cuts, axis=0) <= 1
 
 
-def _decomposition(
-    group: Group, member: int, candidates: Candidates, state: int, spec: JoinAggSpec
-) -> Decomposition:
-    calls = []
-    for box in candidates.boxes(state):
-        bounds = [
-            (0, label.extent) if new is None else box.bounds[new]
-            for new, label in zip(group.labels[member], spec.labels, strict=True)
-        ]
-        calls.append((Box(tuple(bounds)),))
+def _balanced(found: Candidates, covers: Covers) -> tuple[Candidates, Covers]:
+    """Those whose most loaded device has about the least work."""
+    loads, cover_loads = found.loads.max(axis=1), covers.loads.max(axis=1, initial=0.0)
+    limit = BALANCED * min(loads.min(), cover_loads.min(initial=np.inf))
+    kept = tuple(c for c, load in zip(covers.calls, cover_loads.tolist(), strict=True) if load <= limit)
+    return found.take(loads <= limit), Covers(kept, covers.rank, covers.num_devices)
+
+
+def _decomposition(choice: GroupVariable, member: int, state: int, spec: JoinAggSpec) -> Decomposition:
+    group, calls = choice.group, []
+    for boxes in choice.calls(state):
+        found = []
+        for box in boxes:
+            bounds = [
+                (0, label.extent) if new is None else box.bounds[new]
+                for new, label in zip(group.labels[member], spec.labels, strict=True)
+            ]
+            found.append(Box(tuple(bounds)))
+        calls.append(tuple(found))
     names = list(group.names)
     for new, label in zip(group.labels[member], spec.labels, strict=True):
         if new is not None:
             names[new] = label.name
-    return Decomposition(tuple(calls), candidates.words(state, names))
+    return Decomposition(tuple(calls), choice.words(state, names))

@@ -1,0 +1,80 @@
+"""The layouts to choose from for one function input or result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from einsummable_jax.layout import Layout, mesh_layouts
+from einsummable_jax.search.boundary import Boundary, boundary_family
+from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
+from einsummable_jax.search.tiles import DeviceBoxes, as_layout, single_copy
+
+
+def boundary_choices(
+    shape: tuple[int, ...],
+    num_devices: int,
+    boundary: Boundary,
+    fixed: Layout | None,
+    families: Sequence[TileLayouts],
+    *,
+    uneven: bool = False,
+) -> tuple[list[Layout], TileLayouts]:
+    """The distinct layouts that an input or result may have.
+
+    Args:
+      shape: Its shape.
+      num_devices: Number of devices.
+      boundary: Which kinds of layouts are allowed.
+      fixed: The one layout it must have, if any.
+      families: What its users need and its maker leaves, which tiled layouts follow.
+      uneven: Whether it is one of `Boundary.tiled_inputs`.
+
+    Returns:
+      The layouts, and the same for pricing, in the same order.
+    """
+    mesh = {_boxes(layout, shape): layout for layout in mesh_layouts(shape, num_devices)}
+    if fixed is not None:
+        named: dict[DeviceBoxes, Layout] = {_boxes(fixed, shape): fixed}
+    elif uneven:
+        named = {_boxes(layout, shape): layout for layout in boundary_family(shape, num_devices, True)[0]}
+    elif boundary.tiled:
+        # A layout that a mesh gives too is named as that.
+        tiled = _tiled(shape, num_devices, boundary.single_copy, families)
+        named = {boxes: mesh.get(boxes) or as_layout(boxes) for boxes in tiled}
+    else:
+        once = [boxes for boxes in mesh if single_copy(shape, boxes) == boxes] if boundary.single_copy else []
+        named = {boxes: mesh[boxes] for boxes in once or mesh}
+    return _priced(shape, num_devices, named)
+
+
+def _tiled(
+    shape: tuple[int, ...], num_devices: int, once: bool, families: Sequence[TileLayouts]
+) -> list[DeviceBoxes]:
+    """What users need and makers leave, and the same with each element on one device only."""
+    whole: DeviceBoxes = (((tuple((0, n) for n in shape)),),) * num_devices
+    if not shape:
+        return [whole]  # one element: nothing is gained by moving it
+    found: dict[DeviceBoxes, None] = {}
+    for family in families:
+        for boxes, count in zip(family.device_boxes(), family.all_contributions.tolist(), strict=True):
+            if count == 1 and not once:
+                found[boxes] = None
+            found[single_copy(shape, boxes)] = None
+    return list(found) or [single_copy(shape, whole)]
+
+
+def _boxes(layout: Layout, shape: tuple[int, ...]) -> DeviceBoxes:
+    return tuple(tuple(box.bounds for box in boxes) for boxes in layout.device_tiles(shape))
+
+
+def _priced(
+    shape: tuple[int, ...], num_devices: int, named: dict[DeviceBoxes, Layout]
+) -> tuple[list[Layout], TileLayouts]:
+    none = np.zeros((0, num_devices, len(shape), 2), np.int64)
+    empty = TileLayouts(shape, none, np.zeros((0, num_devices), np.int64), np.zeros(0, np.int64))
+    tiles = [tuple(tuple((bounds, 0) for bounds in boxes) for boxes in layout) for layout in named]
+    layouts, index = add_tiles(empty, tiles)
+    by_state = dict(zip(index.tolist(), named.values(), strict=True))
+    return [by_state[state] for state in range(len(layouts))], layouts
