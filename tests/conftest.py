@@ -1,6 +1,9 @@
-"""Eight CPU devices for every test, and quick compilation; set before JAX starts its backend."""
+"""Eight CPU devices for every test, quick compilation, no files in the user's home; set before JAX starts."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 _FLAGS = {
     "--xla_force_host_platform_device_count": "8",
@@ -10,3 +13,7 @@ _FLAGS = {
 for _flag, _value in _FLAGS.items():
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
+
+if "EINSUMMABLE_JAX_CACHE_DIR" not in os.environ:
+    os.environ["EINSUMMABLE_JAX_CACHE_DIR"] = _folder = tempfile.mkdtemp(prefix="einsummable_jax_tests_")
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)

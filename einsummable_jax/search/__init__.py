@@ -12,3 +12,4 @@ from einsummable_jax.search.plan import Fetch as Fetch
 from einsummable_jax.search.plan import Plan as Plan
 from einsummable_jax.search.plan import PlannedExchange as PlannedExchange
 from einsummable_jax.search.search import search as search
+from einsummable_jax.search.serialise import describe as describe

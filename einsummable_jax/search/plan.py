@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
 
+from einsummable_jax._files import write_atomically
 from einsummable_jax.graph import Graph, Recomputation
 from einsummable_jax.layout import Box, Demand, Layout, Relation
 from einsummable_jax.search.memory import PlanMemory, plan_memory
+
+if TYPE_CHECKING:
+    from einsummable_jax.search.diff import PlanDiff
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,3 +161,26 @@ class Plan:
         from einsummable_jax.search.serialise import from_json
 
         return from_json(text, graph)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_json` to a file, whole or not at all."""
+        write_atomically(pathlib.Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
+        """The plan that :meth:`save` wrote, for the same graph.
+
+        Raises:
+          ValueError: If the file holds no plan, or one for another graph; names the first difference.
+        """
+        return cls.from_json(pathlib.Path(path).read_text(), graph)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What differs from another plan of the same program, as a table to print.
+
+        Raises:
+          ValueError: If the other plan is for another program or device count.
+        """
+        from einsummable_jax.search.diff import diff_plans
+
+        return diff_plans(self, other)

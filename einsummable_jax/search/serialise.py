@@ -117,7 +117,8 @@ def describe(graph: Graph) -> Iterator[str]:
         maps = hashlib.sha256(repr((op.spec.operands, op.spec.results)).encode()).hexdigest()[:12]
         operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
         after = "" if op.after is None else f" | after %{op.after}"
-        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{after}"
+        fixed = f" | {op.params['constraint']}" if op.primitive == "constrain" else ""
+        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{fixed}{after}"
     for loop in graph.loops:
         carries = " ".join(f"{c.operation}:{array(c.next)}->{array(c.final)}" for c in loop.carries)
         order = "backwards" if loop.reverse else "forwards"
@@ -138,16 +139,26 @@ def _with_recomputed(lines: list[str], graph: Graph, recomputed: Sequence[Recomp
     return recompute(graph, recomputed) if copies and fits else graph
 
 
-def _check_graph(lines: list[str], graph: Graph) -> None:
-    for number, (planned, given) in enumerate(itertools.zip_longest(lines, describe(graph))):
-        if planned != given:
-            source = graph.operations[number - 1].source if 0 < number <= len(graph.operations) else ""
-            raise ValueError(
-                f"the plan was made for another graph; they differ first at line {number} {source}:\n"
-                f"  planned: {planned or 'nothing more'}\n"
-                f"  given:   {given or 'nothing more'}\n"
-                "plan again for this function and these shapes"
+def first_difference(planned: Graph | list[str], given: Graph) -> str | None:
+    """Where two programs first differ, the first one maybe as :func:`describe` puts it; None if nowhere."""
+    lines = planned if isinstance(planned, list) else describe(planned)
+    for number, (before, now) in enumerate(itertools.zip_longest(lines, describe(given))):
+        if before != now:
+            source = given.operations[number - 1].source if 0 < number <= len(given.operations) else ""
+            return (
+                f"they differ first at line {number} {source}:\n"
+                f"  planned: {before or 'nothing more'}\n"
+                f"  given:   {now or 'nothing more'}"
             )
+    return None
+
+
+def _check_graph(lines: list[str], graph: Graph) -> None:
+    found = first_difference(lines, graph)
+    if found is not None:
+        raise ValueError(
+            f"the plan was made for another graph; {found}\nplan again for this function and these shapes"
+        )
 
 
 def _box(bounds: Any) -> Box:

@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from einsummable_jax._files import cache_dir, write_atomically
 from einsummable_jax.topology.topology import Topology
 
 _log = logging.getLogger(__name__)
@@ -78,15 +78,6 @@ def _host_rates() -> dict[str, float]:
     return rates
 
 
-def cache_dir() -> pathlib.Path:
-    """Where measured rates are kept."""
-    configured = os.environ.get("EINSUMMABLE_JAX_CACHE_DIR")
-    if configured:
-        return pathlib.Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "einsummable_jax"
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -123,10 +114,7 @@ def _load(path: pathlib.Path) -> dict[str, float] | None:
 
 def _save(path: pathlib.Path, rates: dict[str, float]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump(rates, file)
-        os.replace(file.name, path)
+        write_atomically(path, json.dumps(rates).encode())
     except OSError as error:
         _log.warning("measured rates of this machine cannot be kept in %s: %s", path, error)
 

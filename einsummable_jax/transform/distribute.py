@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.topology import Topology, detect
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
+from einsummable_jax.transform.given_plan import plan_text
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.planner import Options, prepare
@@ -245,6 +247,7 @@ def distribute(
     tiled_state: bool = False,
     in_layouts: Any = None,
     out_layouts: Any = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
 ) -> Distributed:
     """Run an ordinary JAX function on several devices, its parallel plan found by search.
 
@@ -275,6 +278,8 @@ def distribute(
         Arguments that already have their sharding are taken without copying. Keyword arguments are free.
       out_layouts: The same for results: a prefix of the result. A result fixed by a sharding has that one.
         Under `jax.vmap` and in the transposed part of a derivative nothing is fixed.
+      plan: A plan to use instead of searching, or the path where `Plan.save` put it. It is for one program:
+        arguments of other shapes, and derivatives of the distributed function, are refused.
 
     Returns:
       A function called like ``function``. It also has ``plan``, ``lower`` and ``place``.
@@ -303,6 +308,13 @@ def distribute(
             f"distribute: memory_limit_bytes is {memory_limit_bytes}, expected a positive number"
         )
     signature = Signature(function, static_argnums, static_argnames, donate_argnums)
+    options = Options(
+        chosen,
+        machine,
+        cost,
+        tiled_state,
+        memory_limit_bytes,
+        None if plan is None else plan_text(plan),
+    )
     requests = Requests(signature.name, chosen, in_layouts, out_layouts)
-    options = Options(chosen, machine, cost, tiled_state, memory_limit_bytes)
     return Distributed(function, signature, options, requests)

@@ -17,7 +17,9 @@ from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Boundary, Plan, search
 from einsummable_jax.topology import Topology
+from einsummable_jax.transform.given_plan import given_plan
 from einsummable_jax.transform.layouts import FixedLayouts
+from einsummable_jax.transform.plan_cache import cached_plan
 from einsummable_jax.transform.progress import step
 
 
@@ -31,6 +33,7 @@ class Options:
       objective: ``"time"`` or ``"bytes"``.
       tiled_state: Whether results that come back as arguments may stay in uneven tiles.
       memory_limit_bytes: The most that a device may hold; None: the memory of the machine's devices.
+      plan: The plan to use, as JSON; None: one is searched for.
     """
 
     devices: tuple[jax.Device, ...]
@@ -38,6 +41,15 @@ class Options:
     objective: str
     tiled_state: bool = False
     memory_limit_bytes: float | None = None
+    plan: str | None = None
+
+    @functools.cached_property
+    def of_search(self) -> tuple[tuple[str, Any], ...]:
+        """Names and values of the options that the search depends on, beside the topology."""
+        apart = ("devices", "topology", "plan")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in apart]
+        kind = self.devices[0].platform, self.devices[0].device_kind
+        return (("kind", kind), *((name, getattr(self, name)) for name in names))
 
     def boundary(self, graph: Graph, fixed: FixedLayouts | None = None) -> Boundary:
         """What the layouts of the graph's inputs and results may be."""
@@ -76,6 +88,26 @@ def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[Exchange
     return dataclasses.replace(plan, exchanges=exchanges), programs
 
 
+def _planned(graph: Graph, options: Options, boundary: Boundary, donated: tuple[int, ...]) -> Plan:
+    """The plan that is given, or kept from an earlier process, or found now."""
+    num_devices = len(options.devices)
+    if options.plan is not None:
+        return given_plan(options.plan, graph, boundary, num_devices, options.tiled_state)
+
+    def find() -> Plan:
+        with step(f"searching plans of {len(graph.operations)} operations on {num_devices} devices"):
+            return search(
+                graph,
+                options.topology,
+                options.objective,
+                boundary=boundary,
+                donated=donated,
+                memory_limit_bytes=options.device_memory_bytes,
+            )
+
+    return cached_plan(graph, options.topology, boundary, (*options.of_search, ("donated", donated)), find)
+
+
 @functools.lru_cache(maxsize=128)
 def prepare(
     jaxpr: Any,
@@ -100,15 +132,7 @@ def prepare(
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
-    with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
-        plan = search(
-            graph,
-            options.topology,
-            options.objective,
-            boundary=options.boundary(graph, fixed),
-            donated=donated,
-            memory_limit_bytes=options.device_memory_bytes,
-        )
+    plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)

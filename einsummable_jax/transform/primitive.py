@@ -92,13 +92,13 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
-    return executable(prepare(jaxpr, site.options, names, state, fixed)).place_and_run(args)
+    return executable(prepare(jaxpr, site.options, names, state, fixed=fixed)).place_and_run(args)
 
 
 def _lower(
     ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any
 ) -> Any:
-    function = prepare(jaxpr, site.options, names, state, fixed).function()
+    function = prepare(jaxpr, site.options, names, state, fixed=fixed).function()
     return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
