@@ -1,6 +1,6 @@
 """Independent branches of a graph, to run side by side on devices of their own.
 
-A sum of costs cannot see that two branches run at once, so which devices a branch may use is chosen outside of it.
+A sum of costs cannot see that two branches run at once: which devices a branch may use is chosen outside of it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ UNEVEN = 1.01
 MAX_PLACEMENTS = 3
 
 
-def side_by_side(
-    graph: Graph, groups: Sequence[Group], num_devices: int
-) -> Iterator[list[tuple[int, ...]]]:
+def side_by_side(graph: Graph, groups: Sequence[Group], num_devices: int) -> Iterator[list[tuple[int, ...]]]:
     """Ways to give the independent branches of a graph disjoint devices in proportion to their work.
 
     Args:

@@ -152,7 +152,7 @@ def _divisors(number: int) -> list[int]:
 
 
 Shares = tuple[float, ...]
-MAX_HALVED = 16
+MAX_HALVED = 9
 """Boxes are cut in two again and again for at most this many devices."""
 
 

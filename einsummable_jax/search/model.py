@@ -95,6 +95,7 @@ class Model:
       devices: For each group the devices that may run it; by default all.
 
     Attributes:
+      groups: The groups of the graph, each of which is one variable.
       energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
       group_variables: The groups by number of variable.
       input_variables: The variable of each function input.
@@ -122,7 +123,7 @@ class Model:
         self._made: dict[int, Endpoint] = {}
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
-        groups = make_groups(graph)
+        self.groups = groups = make_groups(graph)
         everywhere = tuple(range(topology.num_devices))
         devices = devices or [everywhere] * len(groups)
         found = CoverSearch(
