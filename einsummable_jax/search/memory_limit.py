@@ -107,7 +107,7 @@ class _Search:
 
     def note(self, plan: Plan) -> bool:
         """Take a plan into account; whether it fits."""
-        memory = plan_memory(plan, self.model.groups)
+        memory = plan_memory(plan, self.model.members)
         if memory.peak_bytes < self.smallest_bytes:
             self.smallest, self.smallest_bytes = plan, memory.peak_bytes
         self._add_moment(memory)
@@ -128,7 +128,7 @@ class _Search:
     def _contested(self, fullest: DeviceMemory) -> set[tuple[str, int]]:
         """What is held at a peak, and what the operations there might hold in other layouts."""
         keys = {(held.kind, held.tensor) for held in fullest.held}
-        members = next((m for m in self.model.groups if fullest.operation in m), ())
+        members = next((m for m in self.model.members if fullest.operation in m), ())
         for operation in (self.model.graph.operations[m] for m in members):
             keys.update(("exchanged", tensor) for tensor in operation.operands)
             keys.update(("made", tensor) for tensor in operation.results)

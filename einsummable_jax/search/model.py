@@ -146,8 +146,10 @@ class Model:
       topology: The machine.
       objective: ``"time"`` or ``"bytes"``.
       boundary: What the layouts of inputs and results may be.
+      devices: For each group the devices that may run it; by default all.
 
     Attributes:
+      groups: The groups of the graph, each of which is one variable.
       energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
       group_variables: The groups by number of variable.
       input_variables: The variable of each function input.
@@ -156,7 +158,12 @@ class Model:
     """
 
     def __init__(
-        self, graph: Graph, topology: Topology, objective: str, boundary: Boundary | None = None
+        self,
+        graph: Graph,
+        topology: Topology,
+        objective: str,
+        boundary: Boundary | None = None,
+        devices: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.graph = graph
         self.topology = topology
@@ -172,13 +179,15 @@ class Model:
         self.couplings: list[Coupling] = []
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
-        groups = make_groups(graph)
-        self._cover_search = CoverSearch(
-            graph, groups, topology.num_devices, self._kernel_cost, self._fixed_layouts()
+        self.groups = groups = make_groups(graph)
+        everywhere = tuple(range(topology.num_devices))
+        devices = devices or [everywhere] * len(groups)
+        found = CoverSearch(
+            graph, groups, topology.num_devices, devices, self._kernel_cost, self._fixed_layouts()
         )
         self._monoids_made: dict[int, Monoid] = {}
         for number in in_order(graph, groups):
-            self._add_group(groups[number], self._cover_search.covers(number))
+            self._add_group(groups[number], devices[number], found.covers(number))
         self._add_carries()
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
@@ -269,9 +278,9 @@ class Model:
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def _add_group(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> None:
-        candidates, covers = self._candidates(group, offered)
-        carried = self._carried(group)
+    def _add_group(self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]) -> None:
+        candidates, covers = self._candidates(group, devices, offered)
+        carried = self._carried(group, devices)
         blocks = (candidates, covers, carried.candidates)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
         is_even = np.concatenate([block.is_even for block in blocks])
@@ -301,7 +310,9 @@ class Model:
                 if carry.next not in self.graph.literals:
                     self._used.setdefault(carry.next, []).append(made)
 
-    def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
+    def _candidates(
+        self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
+    ) -> tuple[Candidates, Covers]:
         """The mesh candidates that every member admits, and the covers; the one given where it is fixed."""
         constraint = constraint_in(self.graph, group)
         if constraint is not None:
@@ -310,15 +321,25 @@ class Model:
         merged = _merged_maps(self.graph, group)
         monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
-        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced, offered)
+        key = (
+            "candidates",
+            group.extents,
+            group.cuttable,
+            frozenset(merged),
+            monoids,
+            balanced,
+            devices,
+            offered,
+        )
         if key not in self._memo:
-            found = mesh_candidates(group.extents, group.cuttable, self.topology.num_devices)
+            found = mesh_candidates(group.extents, group.cuttable, len(devices))
             keep = np.ones(len(found), bool)
             for array_map in merged:
                 keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
             for of_label in monoids:
                 keep &= _one_monoid(found, of_label)
-            found, covers = found.take(keep), Covers(offered, len(group.extents), self.topology.num_devices)
+            found = found.take(keep).placed(devices, self.topology.num_devices)
+            covers = Covers(offered, len(group.extents), self.topology.num_devices)
             self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
         return self._memo[key]
 
@@ -330,7 +351,7 @@ class Model:
             self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
         return self._memo[key]
 
-    def _carried(self, group: Group) -> CarriedCalls:
+    def _carried(self, group: Group, devices: tuple[int, ...]) -> CarriedCalls:
         """The ways to run a group on contributions that others leave."""
         graph, p = self.graph, self.topology.num_devices
         read = dict.fromkeys(t for m in group.members for t in graph.operations[m].operands)
@@ -342,6 +363,8 @@ class Model:
         operations = [graph.operations[m] for m in group.members]
         if self.objective == "bytes" and any(op.primitive in CONTRACTIONS for op in operations):
             sources = {}  # every device would repeat the whole contraction for its contribution
+        if len(devices) < p:
+            sources = {}  # contributions lie on devices of other branches too
         flows = [
             (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
             for flow, tensors in flows_of(graph, group, sources)
@@ -490,7 +513,7 @@ class Model:
         return seconds
 
     @functools.cached_property
-    def groups(self) -> list[tuple[int, ...]]:
+    def members(self) -> list[tuple[int, ...]]:
         """The operations of each group."""
         return [choice.group.members for choice in self.group_variables.values()]
 
@@ -521,6 +544,7 @@ def _merged_maps(graph: Graph, group: Group) -> set[ArrayMap]:
 def _single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[int]) -> Tiles:
     """The tiles of one operand or result in each candidate."""
     boxes = touched_boxes(mapped, candidates.bounds)
+    boxes[candidates.loads == 0] = 0  # no call, no need
     parts = np.zeros(boxes.shape[:2], np.int64)
     for label in reductions:
         parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]

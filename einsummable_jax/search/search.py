@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.branches import side_by_side
 from einsummable_jax.search.memory import binary, plan_memory
 from einsummable_jax.search.memory_limit import MemoryLimitError, fit
 from einsummable_jax.search.model import Model
@@ -73,7 +74,7 @@ class _Solved:
 
     @functools.cached_property
     def peak_bytes(self) -> int:
-        return plan_memory(self.plan, self.model.groups).peak_bytes
+        return plan_memory(self.plan, self.model.members).peak_bytes
 
     def plan_of(self, states: Sequence[int]) -> Plan:
         """The plan of another assignment of the model's variables."""
@@ -110,6 +111,15 @@ class _Task:
             choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
             self.progress(f"search: {choices} choices, costs between {couplings} pairs of them")
         solution = minimise(model.energy, interner=model.builder.interner, progress=self.progress)
+        lower_bound = solution.lower_bound
+        # A sum of seconds cannot see that branches run at once; balanced work makes bytes comparable.
+        placements = side_by_side(graph, model.groups, self.topology.num_devices)
+        for devices in placements if self.objective == "bytes" else ():
+            other = Model(graph, self.topology, self.objective, self.boundary, devices)
+            found = minimise(other.energy, interner=other.builder.interner, progress=self.progress)
+            lower_bound = min(lower_bound, found.lower_bound)
+            if found.cost < solution.cost:
+                model, solution = other, found
         statistics = {
             "model_s": built - started,
             "solve_s": time.monotonic() - built,
@@ -122,13 +132,13 @@ class _Task:
             "searched %d operations: cost %.6g, bound %.6g, %s",
             len(graph.operations),
             solution.cost,
-            solution.lower_bound,
+            lower_bound,
             statistics,
         )
         plan = dataclasses.replace(
             _assembled(model, solution.states),
             cost=solution.cost,
-            lower_bound=solution.lower_bound,
+            lower_bound=lower_bound,
             statistics=statistics,
             donated=self.donated,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -162,7 +172,7 @@ class _Task:
         found: list[_Solved] = []
         excess_bytes = cheapest.peak_bytes - limit_bytes
         for wanted_bytes in (excess_bytes, 2 * excess_bytes, math.inf):
-            recomputed = choose(cheapest.plan, cheapest.model.groups, self.topology, wanted_bytes)
+            recomputed = choose(cheapest.plan, cheapest.model.members, self.topology, wanted_bytes)
             if not recomputed or (found and found[0].plan.recomputed == recomputed):
                 break
             found = [self.solve(recomputed)]
