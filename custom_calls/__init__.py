@@ -1,6 +1,7 @@
 """Exchanges as XLA custom calls: the format of their programs, the engines, and the JAX operation."""
 
 from einsummable_jax.custom_calls.call import exchange_call as exchange_call
+from einsummable_jax.custom_calls.call import new_token as new_token
 from einsummable_jax.custom_calls.encode import encode as encode
 from einsummable_jax.custom_calls.engine import counters as counters
 from einsummable_jax.custom_calls.engine import exchange_timeout as exchange_timeout

@@ -13,6 +13,24 @@ from einsummable_jax.custom_calls.encode import encode
 from einsummable_jax.exchange.program import ExchangeProgram
 
 
+def new_token(operands: Sequence[jax.Array]) -> jax.Array:
+    """A token to order exchanges by, whose value tells this copy of a program from every other.
+
+    To be made outside of any branch, so that all devices get the same. A program that is compiled into
+    another twice has equal exchange ids in both copies, and nothing orders one copy's calls after the
+    other's: without a number of its own, a device's call in one copy could meet another's in the other.
+
+    Args:
+      operands: What the program computes with. The call reads none of it, but XLA merges equal calls, and
+        copies that compute with the same values are the only ones that may be merged.
+
+    Returns:
+      An int32 array of shape (1,), positive.
+    """
+    engine.register()
+    return jax.ffi.ffi_call(engine.TOKEN_TARGET, jax.ShapeDtypeStruct((1,), jnp.int32))(*operands)
+
+
 def exchange_call(
     program: ExchangeProgram,
     inputs: Sequence[jax.Array],
@@ -37,9 +55,9 @@ def exchange_call(
       exchange_id: Number that tells this exchange from others in the same computation.
       name: The operation that it serves, for error messages.
       shared: Whether all devices run this very call. If not (each device has its own, in a branch of a
-        `lax.switch` on the rank), they find each other by ``exchange_id`` alone, which must then be unique.
-      token: Any small array; the call waits for whatever made it, and whatever uses the one returned waits
-        for the call.
+        `lax.switch` on the rank), they find each other by ``exchange_id`` and the token's value.
+      token: From `new_token`, or returned by the call before; this call waits for whatever made it, and
+        whatever uses the one returned waits for this call.
 
     Returns:
       The output buffers, of shapes ``program.output_shapes[device]``, and the token (None if none was

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 TARGET = "einsummable_exchange"
+TOKEN_TARGET = "einsummable_token"
 
 _LIBRARY = "libeinsummable_cpu.so"
 _BUILD_COMMANDS = "`pip install -e .` or, in a checkout, `cmake -S . -B build && cmake --build build`"
@@ -57,6 +58,8 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "EinsummableOpenExchanges": (ctypes.c_int64, []),
         "EinsummableInstructionStateTypeId": (ctypes.c_void_p, []),
         "EinsummableInstructionStateTypeInfo": (ctypes.c_void_p, []),
+        "EinsummableTokenStateTypeId": (ctypes.c_void_p, []),
+        "EinsummableTokenStateTypeInfo": (ctypes.c_void_p, []),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(loaded, name)
@@ -87,21 +90,23 @@ def register(platform: str = "cpu") -> None:
     with _lock:
         if _registered:
             return
-        capsule = jax.ffi.pycapsule
-        jax.ffi.register_ffi_type(
-            TARGET + "_state",
-            {
-                "type_id": capsule(loaded.EinsummableInstructionStateTypeId()),
-                "type_info": capsule(loaded.EinsummableInstructionStateTypeInfo()),
-            },
-            platform="cpu",
-        )
-        handlers = {
-            "instantiate": capsule(loaded.EinsummableExchangeInstantiate),
-            "execute": capsule(loaded.EinsummableExchangeExecute),
-        }
-        jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
+        _register_target(loaded, TARGET, state="InstructionState", handler="Exchange")
+        _register_target(loaded, TOKEN_TARGET, state="TokenState", handler="Token")
         _registered = True
+
+
+def _register_target(loaded: ctypes.CDLL, target: str, *, state: str, handler: str) -> None:
+    capsule = jax.ffi.pycapsule
+    ids = {
+        "type_id": capsule(getattr(loaded, f"Einsummable{state}TypeId")()),
+        "type_info": capsule(getattr(loaded, f"Einsummable{state}TypeInfo")()),
+    }
+    jax.ffi.register_ffi_type(target + "_state", ids, platform="cpu")
+    stages = {
+        stage.lower(): capsule(getattr(loaded, f"Einsummable{handler}{stage}"))
+        for stage in ("Instantiate", "Execute")
+    }
+    jax.ffi.register_ffi_target(target, stages, platform="cpu")
 
 
 def counters() -> dict[tuple[int, int], tuple[int, int]]:

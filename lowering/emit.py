@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from einsummable_jax.custom_calls import exchange_call
+from einsummable_jax.custom_calls import exchange_call, new_token
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
 from einsummable_jax.lowering.shard_program import (
@@ -25,6 +25,7 @@ from einsummable_jax.lowering.shard_program import (
     ShardProgram,
     TakeStep,
 )
+from einsummable_jax.lowering.storage import storage_dtype
 
 _exchange_ids = itertools.count(1)
 """Every emission numbers its exchanges anew, so that two programs in one executable never mix up."""
@@ -55,20 +56,21 @@ class Exchanges:
 class _Emitter:
     """Runs the steps of one program on tracers."""
 
-    def __init__(self, program: ShardProgram, graph: Graph, exchanges: Exchanges, rank: Any) -> None:
+    def __init__(
+        self, program: ShardProgram, graph: Graph, exchanges: Exchanges, rank: Any, token: Any
+    ) -> None:
         self.program = program
         self.graph = graph
         self.exchanges = exchanges
         self.rank = rank
         programs = exchanges.programs
         self.num_devices = programs[0].num_devices if programs else max(program.devices) + 1
-        self.shared = len(program.devices) == self.num_devices or not programs
         self.buffers: dict[int, Any] = {}
         self._offsets: dict[Offset, Any] = {}
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
         # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
         # on all devices. In one shared program all devices follow one schedule anyway.
-        self.token = None if self.shared else jnp.zeros((1,), jnp.uint8)
+        self.token = token
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         for buffer, tensor in self.program.literals:
@@ -85,11 +87,11 @@ class _Emitter:
 
         A call of one branch must stay though its own device needs no result of it: others read its
         inputs. (A call that all devices share is dropped on all or on none, and a side effect would cost
-        JAX's fast dispatch.) The token is always zero, which XLA cannot know.
+        JAX's fast dispatch.) The token is always positive, which XLA cannot know.
         """
         if self.token is not None and outputs:
             smallest = min(range(len(outputs)), key=lambda i: outputs[i].size)
-            outputs[smallest] = _zero_unless(self.token[0] == 0, outputs[smallest])
+            outputs[smallest] = _zero_unless(self.token[0] > 0, outputs[smallest])
         return outputs
 
     def offset(self, value: Offset) -> Any:
@@ -158,7 +160,7 @@ class _Emitter:
             device=self.program.devices[0],
             exchange_id=self.exchanges.ids[step.exchange],
             name=self.exchanges.names[step.exchange],
-            shared=self.shared,
+            shared=self.token is None,
             token=self.token,
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
@@ -181,8 +183,22 @@ _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
 }
 
 
+def branch_token(inputs: Sequence[Any]) -> Any:
+    """The token for programs that are branches of one `lax.switch`: to be made before it, from its inputs."""
+    arrays = [
+        jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        for value in inputs
+    ]
+    return new_token([array.astype(storage_dtype(array.dtype)) for array in arrays])
+
+
 def emit(
-    program: ShardProgram, graph: Graph, exchanges: Exchanges, rank: Any, inputs: Sequence[Any]
+    program: ShardProgram,
+    graph: Graph,
+    exchanges: Exchanges,
+    rank: Any,
+    inputs: Sequence[Any],
+    token: Any = None,
 ) -> list[Any]:
     """Trace one shard program.
 
@@ -192,8 +208,9 @@ def emit(
       exchanges: The exchanges of the plan.
       rank: This device's rank, an int32 scalar.
       inputs: This device's shard of every function input.
+      token: From `branch_token`; None when all devices run this very program.
 
     Returns:
       This device's shard of every function output.
     """
-    return _Emitter(program, graph, exchanges, rank).run(inputs)
+    return _Emitter(program, graph, exchanges, rank, token).run(inputs)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.layout import MeshLayout, axis_names, axis_sizes
-from einsummable_jax.lowering.emit import Exchanges, emit, new_exchange_ids
+from einsummable_jax.lowering.emit import Exchanges, branch_token, emit, new_exchange_ids
 from einsummable_jax.lowering.resolve import resolve, resolve_all
 from einsummable_jax.lowering.shard_program import ShardProgram
 from einsummable_jax.search import Plan
@@ -107,12 +107,12 @@ class Lowerable:
             rank = lax.axis_index(mesh.axis_names)
             branches = [self._branch(program, exchanges, rank) for program in self.programs]
             if len(branches) == 1:
-                return branches[0](*inputs)
+                return branches[0](None, *inputs)
             group = np.zeros(len(self.devices), np.int32)
             for number, program in enumerate(self.programs):
                 group[list(program.devices)] = number
             chosen = lax.dynamic_index_in_dim(jax.numpy.asarray(group), rank, keepdims=False)
-            return lax.switch(chosen, branches, *inputs)
+            return lax.switch(chosen, branches, self._token(inputs), *inputs)
 
         return jax.shard_map(
             shard_program,
@@ -128,9 +128,12 @@ class Lowerable:
         dtypes = [graph.tensors[exchange.tensor].dtype for exchange in self.plan.exchanges]
         return Exchanges(self.exchanges, self.exchange_names, dtypes, new_exchange_ids(len(dtypes)))
 
+    def _token(self, inputs: Sequence[Any]) -> Any:
+        return branch_token(inputs) if self.exchanges else None
+
     def _branch(self, program: ShardProgram, exchanges: Exchanges, rank: Any) -> Callable[..., list[Any]]:
-        def branch(*inputs: Any) -> list[Any]:
-            return emit(program, self.plan.graph, exchanges, rank, inputs)
+        def branch(token: Any, *inputs: Any) -> list[Any]:
+            return emit(program, self.plan.graph, exchanges, rank, inputs, token)
 
         return branch
 
@@ -143,7 +146,11 @@ class Lowerable:
             shards.append(jax.ShapeDtypeStruct(layout.device_boxes(value.shape)[device].shape, value.dtype))
         branch = self._branch(program, self._numbered_exchanges(), np.int32(device))
         names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
-        return DeviceProgram(device, program, names, jax.make_jaxpr(branch)(*shards))
+
+        def alone(*inputs: Any) -> list[Any]:
+            return branch(self._token(inputs) if len(self.programs) > 1 else None, *inputs)
+
+        return DeviceProgram(device, program, names, jax.make_jaxpr(alone)(*shards))
 
 
 def _specs(layouts: Sequence[MeshLayout]) -> tuple[PartitionSpec, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -44,6 +45,15 @@ def assert_delivers(program, demand: Demand, seed: int = 0) -> None:
     for got, want in zip(run_program(program, inputs), expected, strict=True):
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_an_output_is_not_copied_from_one_that_is_a_copy_itself():
+    """Output 2 shares index 1 with output 1, which has it from output 0."""
+    tiles = [[(Box(((0, 3),)), 0)], [(Box(((1, 2),)), 0)]]
+    held = Relation.from_device_tiles((3,), np.dtype(np.int32), tiles)
+    demand = Demand(held, ((), (Box(((0, 2),)), Box(((0, 3),)), Box(((1, 3),)))))
+    for make in (direct, functools.partial(two_shot, owners=Owners.NEEDERS)):
+        assert_delivers(make(demand, TileIndex(held), machine("dgx_a100", 2)), demand)
 
 
 @settings(max_examples=120, deadline=None)

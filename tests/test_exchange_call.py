@@ -25,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import _compat, custom_calls
-from einsummable_jax.custom_calls import engine, exchange_call
+from einsummable_jax.custom_calls import engine, exchange_call, new_token
 from einsummable_jax.custom_calls.encode import DTYPE_CODES, admits
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
 from einsummable_jax.layout import Box, Monoid
@@ -320,21 +320,34 @@ def test_the_token_gives_branches_one_order():
     first, second = all_gather(DEVICES, 4), all_to_all(DEVICES, DEVICES)
 
     def branch(device):
-        def local(x):
-            token = jnp.zeros(1)
+        def local(token, x):
             (y,), token = call(first, [x[:4]], device, 1, device=device, shared=False, token=token)
             (z,), token = call(second, [x], device, 2, device=device, shared=False, token=token)
             assert token is not None
             pair = (z, y) if device % 2 else (y, z)
-            return jnp.concatenate(sorted(pair, key=lambda a: a.size)) + token
+            return jnp.concatenate(sorted(pair, key=lambda a: a.size))
 
         return local
 
-    fn = distributed(lambda rank, x: jax.lax.switch(rank, [branch(d) for d in range(DEVICES)], x))
+    branches = [branch(d) for d in range(DEVICES)]
+    fn = distributed(lambda rank, x: jax.lax.switch(rank, branches, new_token([x]), x))
     x = np.random.default_rng(0).standard_normal((DEVICES, DEVICES)).astype(np.float32)
     y = np.asarray(fn(place(x.ravel()))).reshape(DEVICES, -1)
     np.testing.assert_array_equal(y[:, :DEVICES], x.T)
     np.testing.assert_array_equal(y[:, DEVICES:], np.tile(x[:, :4].ravel(), (DEVICES, 1)))
+
+
+def test_every_copy_of_a_program_has_its_own_token():
+    """A function inlined several times in one executable: its exchange ids repeat, its tokens do not."""
+    copy = jax.jit(lambda x: new_token([x]))
+
+    def local(_, x):
+        return jnp.concatenate([copy(x), copy(x + 1), copy(x + 2), copy(x)])
+
+    x = place(np.arange(DEVICES, dtype=np.float32))
+    tokens = np.asarray(distributed(local)(x)).reshape(DEVICES, 4)
+    assert (tokens == tokens[0]).all() and (tokens > 0).all()
+    assert len(set(tokens[0, :3])) == 3
 
 
 def test_groups_that_exchange_on_their_own():

@@ -50,13 +50,13 @@ Engine& Engine::Get() {
 
 Engine::Engine() : timeout_s_(TimeoutFromEnvironment()) { std::thread(&Engine::Watch, this).detach(); }
 
-void Engine::Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+void Engine::Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                   std::unique_ptr<RankCall> call) {
   exchange->counters[rank]->calls.fetch_add(1, std::memory_order_relaxed);
   if (!exchange->Participates(rank)) return call->End();
-  std::shared_ptr<Rendezvous> rendezvous = Find(exchange, run_id, rank, call->failure);
+  std::shared_ptr<Rendezvous> rendezvous = Find(exchange, origin, rank, call->failure);
   if (rendezvous != nullptr) return rendezvous->Arrive(rank, std::move(call));
-  FailRun(run_id, *call->failure);
+  FailRun(origin.run_id, *call->failure);
   call->End();
 }
 
@@ -76,12 +76,12 @@ Engine::Occurrences& Engine::OccurrencesOf(const Key& key, int64_t num_ranks) {
   return exchanges_.insert(std::move(node)).position->second;
 }
 
-std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                                          std::optional<Failure>& failure) {
-  const Key key = {run_id, exchange->id, exchange->instance};
+  const Key key = {origin.run_id, exchange->id, origin.instance};
   std::lock_guard lock(mutex_);
   for (const auto& [failed, known] : failed_runs_) {
-    if (failed == run_id) {
+    if (failed == origin.run_id) {
       failure = known;
       return nullptr;
     }

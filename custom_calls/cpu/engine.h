@@ -21,13 +21,19 @@
 
 namespace einsummable::cpu {
 
+// Which copy of a program in which launch makes a call: what tells apart calls of one exchange id.
+struct Origin {
+  int64_t run_id;
+  int64_t instance;  // of the instruction when all ranks share it, else the value of the token; 0 without either
+};
+
 class Engine {
  public:
   // The one engine. Never destroyed; a forked child gets a new one.
   static Engine& Get();
 
-  // Runs `rank`'s part of `exchange` in launch `run_id`. Never waits: the call is ended when the moves are done.
-  void Call(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank, std::unique_ptr<RankCall> call);
+  // Runs `rank`'s part of `exchange`. Never waits: the call is ended when the moves are done.
+  void Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank, std::unique_ptr<RankCall> call);
 
   // Ends every call of the launch that waits, and every later one, with `failure`.
   void FailRun(int64_t run_id, const Failure& failure);
@@ -39,7 +45,7 @@ class Engine {
   int64_t num_open();
 
  private:
-  // Run id, exchange id, instruction.
+  // Run id, exchange id, instance.
   using Key = std::tuple<int64_t, int64_t, int64_t>;
 
   // The occurrences of one exchange in one launch, of which the closed ones at the front are forgotten.
@@ -51,7 +57,7 @@ class Engine {
   };
 
   Engine();
-  std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, int64_t run_id, int64_t rank,
+  std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                                    std::optional<Failure>& failure);
   Occurrences& OccurrencesOf(const Key& key, int64_t num_ranks);
   std::shared_ptr<Rendezvous> Open(const Key& key, Occurrences& occurrences, const std::shared_ptr<Exchange>& exchange);

@@ -1,7 +1,8 @@
-// The exchange as an XLA custom call: decodes the call frame, nothing else.
+// The exchange as an XLA custom call, and the call that makes its tokens: they decode the call frame, nothing else.
 //
-// Operands: rank (s32 scalar), [token], inputs. Results: [token], outputs. Attributes: program, exchange_id, name,
-// shared, token.
+// Exchange: operands rank (s32 scalar), [token (s32, one element)], inputs; results [token], outputs; attributes
+// program, exchange_id, name, shared, token.
+// Token: any operands; one result, the token. Its value is a number that only this instruction gives.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -26,9 +27,14 @@ struct InstructionState {
 
 ffi::TypeId InstructionState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 
+// Tokens carry it as a 32-bit number, in which it may come round after two billion instructions.
+int64_t NextInstance() {
+  static std::atomic<int64_t> instances{0};
+  return instances.fetch_add(1) % INT32_MAX + 1;
+}
+
 ffi::ErrorOr<std::unique_ptr<InstructionState>> Instantiate(ffi::Span<const int64_t> encoding, int64_t exchange_id,
                                                             std::string_view name, int64_t shared, int64_t token) {
-  static std::atomic<int64_t> instances{0};
   auto decoded = Decode(encoding.begin(), encoding.size());
   if (const auto* message = std::get_if<std::string>(&decoded)) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("exchange " + std::to_string(exchange_id) + " (" +
@@ -36,7 +42,7 @@ ffi::ErrorOr<std::unique_ptr<InstructionState>> Instantiate(ffi::Span<const int6
   }
   auto state = std::make_unique<InstructionState>();
   state->exchange = std::make_shared<Exchange>(std::move(std::get<0>(decoded)), exchange_id, std::string(name));
-  state->exchange->instance = shared != 0 ? ++instances : 0;
+  state->exchange->instance = shared != 0 ? NextInstance() : 0;
   state->exchange->has_token = token != 0;
   return state;
 }
@@ -83,12 +89,20 @@ std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const
   return std::nullopt;
 }
 
-// The token's value means nothing, but a result must not be left undefined where XLA did not alias it.
-void PassToken(const CallFrame& frame) {
+bool IsToken(const ffi::AnyBuffer& buffer) {
+  return buffer.element_type() == ffi::S32 && buffer.element_count() == 1;
+}
+
+// Hands the token on (a result must not be left undefined where XLA did not alias it); its value, or nothing if it is
+// no token.
+std::optional<int64_t> PassToken(const CallFrame& frame) {
+  if (frame.args.size() == 0 || frame.rets.size() == 0) return std::nullopt;
   const ffi::AnyBuffer from = frame.args.get<ffi::AnyBuffer>(0).value();
   const ffi::AnyBuffer to = *frame.rets.get<ffi::AnyBuffer>(0).value();
-  if (from.untyped_data() == to.untyped_data() || from.size_bytes() != to.size_bytes()) return;
-  std::memcpy(to.untyped_data(), from.untyped_data(), to.size_bytes());
+  if (!IsToken(from) || !IsToken(to)) return std::nullopt;
+  const int32_t value = *static_cast<const int32_t*>(from.untyped_data());
+  *static_cast<int32_t*>(to.untyped_data()) = value;
+  return value;
 }
 
 class XlaCall : public RankCall {
@@ -114,7 +128,10 @@ ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ff
   const CallFrame frame = {args, rets};
   const int64_t rank = *rank_buffer.typed_data();
   std::optional<std::string> problem;
-  if (rank < 0 || rank >= exchange->program->num_devices) {
+  const std::optional<int64_t> token = exchange->has_token ? PassToken(frame) : 0;
+  if (!token) {
+    problem = "the first operand and result must be the token, s32[1]";
+  } else if (rank < 0 || rank >= exchange->program->num_devices) {
     problem = "rank is " + std::to_string(rank) + ", the program is for " +
               std::to_string(exchange->program->num_devices) + " devices";
   } else {
@@ -127,10 +144,29 @@ ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ff
     call->End();
     return future;
   }
-  if (exchange->has_token) PassToken(frame);
-  Engine::Get().Call(exchange, run_id.run_id, rank, std::move(call));
+  const int64_t instance = exchange->instance != 0 ? exchange->instance : *token;
+  Engine::Get().Call(exchange, {run_id.run_id, instance}, rank, std::move(call));
   return future;
 }
+
+struct TokenState {
+  static ffi::TypeId id;
+  int32_t number;
+};
+
+ffi::TypeId TokenState::id = XLA_FFI_UNKNOWN_TYPE_ID;
+
+ffi::ErrorOr<std::unique_ptr<TokenState>> InstantiateToken(ffi::Dictionary) {
+  return std::make_unique<TokenState>(TokenState{static_cast<int32_t>(NextInstance())});
+}
+
+ffi::Error MakeToken(TokenState* state, ffi::RemainingArgs, ffi::Result<ffi::BufferR1<ffi::S32>> token) {
+  if (token->element_count() != 1) return ffi::Error::InvalidArgument("the token must be s32[1]");
+  *token->typed_data() = state->number;
+  return ffi::Error::Success();
+}
+
+XLA_FFI_TypeInfo token_state_info = ffi::MakeTypeInfo<TokenState>();
 
 XLA_FFI_TypeInfo instruction_state_info = ffi::MakeTypeInfo<InstructionState>();
 
@@ -163,6 +199,26 @@ EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableExchangeExecute(XLA_FFI_CallFrame* 
                                    .release();
   return handler->Call(frame);
 }
+
+EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableTokenInstantiate(XLA_FFI_CallFrame* frame) {
+  static const auto* handler =
+      ffi::Ffi::BindInstantiate().Attrs().To(einsummable::cpu::InstantiateToken).release();
+  return handler->Call(frame);
+}
+
+EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableTokenExecute(XLA_FFI_CallFrame* frame) {
+  static const auto* handler = ffi::Ffi::BindExecute()
+                                   .Ctx<ffi::State<einsummable::cpu::TokenState>>()
+                                   .RemainingArgs()
+                                   .Ret<ffi::BufferR1<ffi::S32>>()
+                                   .To(einsummable::cpu::MakeToken)
+                                   .release();
+  return handler->Call(frame);
+}
+
+EINSUMMABLE_EXPORT void* EinsummableTokenStateTypeId() { return &einsummable::cpu::TokenState::id; }
+
+EINSUMMABLE_EXPORT void* EinsummableTokenStateTypeInfo() { return &einsummable::cpu::token_state_info; }
 
 EINSUMMABLE_EXPORT void* EinsummableInstructionStateTypeId() { return &einsummable::cpu::InstructionState::id; }
 

@@ -65,17 +65,18 @@ def wants_of(demand: Demand) -> tuple[list[Want], list[Echo]]:
     wants: list[Want] = []
     echoes: list[Echo] = []
     for device, needs in enumerate(demand.needs):
+        received: list[Want] = []  # not what comes as an echo itself: all echoes are of one round
         for buffer, need in enumerate(needs):
             rest = [] if need.is_empty else [need]
-            for earlier, other in enumerate(needs[:buffer]):
-                common = need.intersect(other)
+            for earlier in received:
+                common = need.intersect(earlier.box)
                 if common is None or _is_held(demand, device, common):
                     continue
-                echoes += [
-                    Echo(device, earlier, buffer, shared) for box in rest if (shared := box.intersect(common))
-                ]
+                shared = [both for box in rest if (both := box.intersect(common))]
+                echoes += [Echo(device, earlier.buffer, buffer, box) for box in shared]
                 rest = [left for box in rest for left in box.subtract(common)]
-            wants += [Want(device, buffer, need, box) for box in rest]
+            received += [Want(device, buffer, need, box) for box in rest]
+        wants += received
     return wants, echoes
 
 

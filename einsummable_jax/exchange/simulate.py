@@ -1,8 +1,8 @@
 """A cheap model of the time an exchange program takes on a machine.
 
 Each round takes the machine's latency, then as long as its busiest resource: what a device sends in all, what
-it receives in all, a link, a cut, a memory. On a machine whose devices share one memory the round takes the
-latency, then all reads and writes of all devices over what it can send and receive in all.
+it receives in all, a link, a cut, a memory. Where devices share one memory the exchange takes the
+latency once, then all reads and writes of all devices over what it can send and receive in all.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def round_traffic(moves: Iterable[Move], itemsize: int, num_devices: int) -> Rou
 
 
 def round_seconds(traffic: RoundTraffic, topology: Topology) -> float:
-    """Modelled seconds of one round."""
-    if topology.shared:
-        return topology.latency_s + sum(traffic.touched) / (topology.egress + topology.ingress)
+    """Modelled seconds of one round, on a machine whose devices have a memory each."""
     busiest_s = max(traffic.touched) / topology.memory_bandwidth
     if not traffic.sent:
         return topology.kernel_s + busiest_s
@@ -66,4 +64,7 @@ def round_seconds(traffic: RoundTraffic, topology: Topology) -> float:
 def simulate_seconds(program: ExchangeProgram, topology: Topology) -> float:
     """Modelled seconds of ``program`` on ``topology``; zero for a program that moves nothing."""
     traffics = [round_traffic(moves, program.dtype.itemsize, program.num_devices) for moves in program.rounds]
+    if topology.shared:
+        touched_bytes = sum(sum(traffic.touched) for traffic in traffics)
+        return topology.latency_of(len(traffics)) + touched_bytes / (topology.egress + topology.ingress)
     return sum(round_seconds(traffic, topology) for traffic in traffics)

@@ -88,7 +88,7 @@ def _candidates(demand: Demand, topology: Topology, every: bool) -> Iterator[Exc
         return
 
     def could_win(rounds: int, least_s: float) -> bool:
-        return direct_s > (least_s + rounds * topology.latency_s) * _SAME
+        return direct_s > (least_s + topology.latency_of(rounds)) * _SAME
 
     received_s = max(program.bytes_received) / topology.ingress if copies else 0.0
     if not any(could_win(rounds, received_s) for rounds, _ in others):

@@ -108,7 +108,7 @@ def _aggregation_costs(
         (2, gathered - owned + need - kept, gathered + owned + 2 * (need - kept)),
     ):
         seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
-        options.append((rounds * topology.latency_s + seconds, missing.sum(axis=0) * itemsize))
+        options.append((topology.latency_of(rounds) + seconds, missing.sum(axis=0) * itemsize))
     (direct_s, direct_bytes), (two_shot_s, two_shot_bytes) = options
     scatter_first = two_shot_s < direct_s if objective == "time" else two_shot_bytes < direct_bytes
     return np.where(scatter_first, two_shot_s, direct_s), np.where(

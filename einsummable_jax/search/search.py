@@ -34,8 +34,8 @@ def search(
       objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other. ``"bytes"``:
         bytes exchanged, all contractions cut among all devices (EinDecomp, arXiv 2410.02682).
       progress: Told about steps that take over a second; by default they are logged.
-      boundary: What the layouts of inputs and results may be; by default the search chooses among those that a
-        `NamedSharding` can hold.
+      boundary: What the layouts of inputs and results may be; by default the search chooses among those
+        that a `NamedSharding` can hold.
 
     Returns:
       The plan, with a proven lower bound of its cost over the decompositions searched.

@@ -35,7 +35,8 @@ class Topology:
       num_devices: Number of devices.
       egress: What each device can send in all, bytes/s.
       ingress: What each device can receive in all, bytes/s.
-      latency_s: Time before the first byte of a round of moves arrives.
+      latency_s: Time before the first byte of a round of moves arrives; where memory is shared, before the
+        first byte of an exchange does.
       flops: Peak arithmetic rate of one device per dtype name; ``"default"`` for the others.
       memory_bandwidth: Bytes/s between one device and its own memory, reads and writes added up.
       memory_bytes: Memory of one device.
@@ -64,6 +65,15 @@ class Topology:
     def flop_rate(self, dtype: object) -> float:
         """Peak arithmetic rate in operations per second for ``dtype``."""
         return self.flops.get(str(dtype), self.flops["default"])
+
+    def latency_of(self, rounds: int) -> float:
+        """Seconds that ``rounds`` rounds of one exchange take beside moving bytes.
+
+        In a shared memory all devices meet once, then the rounds follow each other like kernels.
+        """
+        if self.shared and rounds > 0:
+            return self.latency_s + (rounds - 1) * self.kernel_s
+        return rounds * self.latency_s
 
     def __hash__(self) -> int:
         return self._hash
