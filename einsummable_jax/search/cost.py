@@ -199,19 +199,25 @@ def _traffic_seconds(
 
 def _senders(held: Layouts, needed: Layouts) -> np.ndarray:
     """How many devices hold something within the hull of all that is needed, floats ``[U, V]``."""
-    if len(held.slots) == len(needed.slots) == 1:
-        return np.maximum(_in_hull(held.slots[0], needed.slots[0]).sum(axis=0), 1.0)
-    found = [_in_hull(a, b) > 0 for a in held.slots for b in needed.slots]
+    hulls = [[_hull(b, dim) for dim in range(len(b.shape))] for b in needed.slots]
+    found = []
+    for a in held.slots:
+        tables = []
+        for dim, (pattern, index) in enumerate(a.patterns):
+            starts, stops = zip(*(hull[dim] for hull in hulls), strict=True)
+            hull = np.stack([np.minimum.reduce(starts), np.maximum.reduce(stops)], axis=-1)
+            overlap = _overlap(pattern.swapaxes(0, 1)[:, :, None], hull[None, None]) > 0
+            tables.append(overlap[:, index])
+        whole = np.ones((held.volumes.shape[1], len(a), len(needed)), bool)
+        found.append(np.logical_and.reduce([whole, *tables]))
     return np.maximum(np.logical_or.reduce(found).sum(axis=0), 1.0)
 
 
-def _in_hull(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
-    """1.0 where a device holds something within the hull of one box of each device, floats ``[p, U, V]``."""
-    tables = []
-    for a, b in _interval_patterns(held, needed):
-        hull = np.stack([b[..., 0].min(axis=0), b[..., 1].max(axis=0)], axis=-1)
-        tables.append((_overlap(a[:, :, None], hull[None, None]) > 0).astype(np.float64))
-    return _products(tables, held, needed)
+def _hull(layouts: TileLayouts, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """First start and last stop of the boxes that are not empty along one dimension, integers ``[V]``."""
+    starts, stops = layouts.boxes[:, :, dim, 0], layouts.boxes[:, :, dim, 1]
+    none = np.iinfo(np.int64).max
+    return np.where(starts < stops, starts, none).min(axis=1), stops.max(axis=1)
 
 
 def _busiest_link(missing: np.ndarray, held: Layouts, needed: Layouts, topology: Topology) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Decompositions that no mesh gives: columns of rectangles, linear ranges of several labels, cuts by segments."""
+"""Decompositions that no mesh gives: columns of rectangles, ranges of several labels, cuts by segments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Covers:
         for cover, devices in zip(bounds, self.calls, strict=True):
             for device, boxes in zip(cover, devices, strict=True):
                 if boxes:
-                    device[: len(boxes)] = boxes
+                    device[: len(boxes)] = np.array(boxes, np.int64).reshape(-1, self.rank, 2)
         return bounds
 
     @functools.cached_property
@@ -84,42 +84,143 @@ class Covers:
 # ---- columns of rectangles -------------------------------------------------------------------------
 
 
-def columns(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> Iterator[DeviceBoxes]:
+@dataclasses.dataclass(frozen=True)
+class Columns:
     """One label cut in columns, each column in its own number of rectangles along another label.
 
-    Widths are proportional to the number of rectangles, so the devices have equal shares. Some factor of the
-    device count may cut a third label first. Grids are left out: the mesh has them.
+    Widths are proportional to the number of rectangles, so the devices have equal shares.
+
+    Attributes:
+      across: The label cut in columns.
+      down: The label that the columns are cut along.
+      heights: Number of rectangles of each column.
+      third: A label that is cut in ``layers`` first, each with the same columns; None for one layer.
+      layers: Number of layers.
     """
+
+    across: int
+    down: int
+    heights: tuple[int, ...]
+    third: int | None = None
+    layers: int = 1
+
+    def copies(self, labels: Collection[int]) -> float:
+        """How many devices touch each element of an array with ``labels``, on average."""
+        rest = sum(self.heights)
+        if self.across in labels:
+            copies = 1.0 if self.down in labels else sum(h * h for h in self.heights) / rest
+        else:
+            copies = float(len(self.heights) if self.down in labels else rest)
+        return copies if self.third in labels else copies * self.layers
+
+    def calls(self, extents: Sequence[int]) -> DeviceBoxes:
+        """The iteration box of each device."""
+        rest, boxes = sum(self.heights), []
+        edges = [
+            round(extents[self.across] * sum(self.heights[:i]) / rest) for i in range(len(self.heights) + 1)
+        ]
+        for layer in [(0, 0)] if self.third is None else even_cuts(extents[self.third], self.layers):
+            for column, height in zip(itertools.pairwise(edges), self.heights, strict=True):
+                for rectangle in even_cuts(extents[self.down], height):
+                    box = [(0, n) for n in extents]
+                    box[self.across], box[self.down] = column, rectangle
+                    if self.third is not None:
+                        box[self.third] = layer
+                    boxes.append((tuple(box),) if volume(tuple(box)) else ())
+        return tuple(boxes)
+
+
+def columns(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> Iterator[Columns]:
+    """All columns of rectangles that are no grids: those the mesh has."""
     labels = [i for i, n in enumerate(extents) if cuttable[i] and n > 1]
     for layers in _divisors(num_devices):
         rest = num_devices // layers
         for across, down in itertools.permutations(labels, 2):
             thirds = [i for i in labels if i not in (across, down) and extents[i] >= layers]
-            for count in range(2, rest):
-                if rest % count and count <= extents[across]:
+            for count in range(2, min(rest, extents[across] + 1)):
+                heights = tuple(stop - start for start, stop in even_cuts(rest, count))
+                if len(set(heights)) > 1 and max(heights) <= extents[down]:
                     for third in thirds if layers > 1 else [None]:
-                        yield _columns(extents, rest, count, across, down, third, layers)
-
-
-def _columns(
-    extents: Sequence[int], rest: int, count: int, across: int, down: int, third: int | None, layers: int
-) -> DeviceBoxes:
-    heights = [stop - start for start, stop in even_cuts(rest, count)]
-    edges = [round(extents[across] * sum(heights[:i]) / rest) for i in range(count + 1)]
-    boxes = []
-    for layer in even_cuts(extents[third], layers) if third is not None else [None]:
-        for column, height in zip(itertools.pairwise(edges), heights, strict=True):
-            for rectangle in even_cuts(extents[down], height):
-                box = [(0, n) for n in extents]
-                box[across], box[down] = column, rectangle
-                if third is not None and layer is not None:
-                    box[third] = layer
-                boxes.append((tuple(box),) if volume(tuple(box)) else ())
-    return tuple(boxes)
+                        yield Columns(across, down, heights, third, layers)
 
 
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+# ---- recursive halving -----------------------------------------------------------------------------
+
+
+Shares = tuple[float, ...]
+MAX_HALVED = 9
+"""Boxes are cut in two again and again for at most this many devices."""
+
+
+def guillotine(
+    extents: Sequence[int],
+    cuttable: Sequence[bool],
+    arrays: Sequence[tuple[Collection[int], float]],
+    num_devices: int,
+) -> DeviceBoxes | None:
+    """The boxes, by cutting in two in proportion to device counts again and again, that touch fewest bytes.
+
+    Args:
+      extents: Extent of each label.
+      cuttable: Whether each label may be cut.
+      arrays: The labels of each array touched, and its bytes.
+      num_devices: Number of devices.
+
+    Returns:
+      One box on each device; None if there are too many devices or too few values.
+    """
+    # Labels that the same arrays have cost the same to cut: the longest will do.
+    classes: dict[tuple[bool, ...], int] = {}
+    for label in sorted((i for i, n in enumerate(extents) if cuttable[i]), key=lambda i: -extents[i]):
+        classes.setdefault(tuple(label in labels for labels, _ in arrays), label)
+    labels = sorted(label for shows, label in classes.items() if any(shows))
+    if num_devices > MAX_HALVED or not labels:
+        return None
+
+    shown = [([i for i, label in enumerate(labels) if label in has], size) for has, size in arrays]
+
+    @functools.cache
+    def best(devices: int, shares: Shares) -> tuple[float, tuple[int, int] | None]:
+        """Bytes touched by a box with these shares of its labels, cut for so many devices; its first cut."""
+        if devices == 1:
+            return sum(size * math.prod([shares[i] for i in has]) for has, size in shown), None
+        least, choice = math.inf, None
+        for position in range(len(labels)):
+            for first in range(1, devices // 2 + 1):
+                total = best(first, scaled(shares, position, first / devices))[0]
+                if total < least:
+                    total += best(devices - first, scaled(shares, position, 1 - first / devices))[0]
+                if total < least * (1 - 1e-9):
+                    least, choice = total, (position, first)
+        return least, choice
+
+    def scaled(shares: Shares, position: int, factor: float) -> Shares:
+        return (*shares[:position], round(shares[position] * factor, 9), *shares[position + 1 :])
+
+    def cut(devices: int, shares: Shares, box: Bounds) -> Iterator[Bounds]:
+        _, choice = best(devices, shares)
+        if choice is None:
+            yield box
+            return
+        position, first = choice
+        label = labels[position]
+        start, stop = box[label]
+        middle = start + round((stop - start) * first / devices)
+        halves = (
+            (first, first / devices, (start, middle)),
+            (devices - first, 1 - first / devices, (middle, stop)),
+        )
+        for count, factor, interval in halves:
+            half = (*box[:label], interval, *box[label + 1 :])
+            yield from cut(count, scaled(shares, position, factor), half)
+
+    whole = tuple((0, n) for n in extents)
+    boxes = list(cut(num_devices, (1.0,) * len(labels), whole))
+    return tuple((box,) for box in boxes) if all(map(volume, boxes)) else None
 
 
 # ---- several labels as one range -------------------------------------------------------------------
@@ -174,8 +275,8 @@ def segments(
 ) -> Iterator[DeviceBoxes]:
     """Cuts of labels at break points, each segment shared out among the devices like the whole label.
 
-    The label may be cut by a factor of the device count, another label by the rest of it; with a break at every
-    value a label may be left uncut: its values become separate calls.
+    The label may be cut by a factor of the device count, another label by the rest of it. With a break at
+    every value a label may be left uncut: its values become separate calls.
 
     Args:
       extents: Extent of each label.
@@ -187,7 +288,9 @@ def segments(
         for broken, points in breaks.items():
             spans = list(itertools.pairwise([0, *points, extents[broken]]))
             parts = num_devices // factor
-            if not cuttable[broken] or (parts == 1 and len(spans) < extents[broken]):
+            # Without a cut only a label taken apart value by value changes anything; slivers are left whole.
+            useful = len(spans) == extents[broken] if parts == 1 else min(b - a for a, b in spans) >= parts
+            if not cuttable[broken] or not useful:
                 continue
             others = [i for i, n in enumerate(extents) if i != broken and cuttable[i] and n >= factor]
             for other in others if factor > 1 else [None]:

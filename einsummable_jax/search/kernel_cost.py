@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, DimMap, Graph, Operation
+from einsummable_jax.layout import Box
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
 from einsummable_jax.search.covers import Covers
@@ -62,29 +63,48 @@ class KernelCost:
             touched_bytes += volume * itemsize
         return touched_bytes
 
-    def _external_volumes(
-        self, group: Group, candidates: Candidates | Covers
-    ) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and their size in bytes."""
+    def external_sizes(self, group: Group) -> list[tuple[tuple[int, ...], float]]:
+        """For each array a group reads or leaves: its labels, and the bytes that one call for all touches."""
+        space, sizes = Box.full(group.extents), []
+        for mapped, bound, times, itemsize in self._external_arrays(group):
+            labels = tuple(sorted({label for dim in mapped for label, _ in dim.terms}))
+            volumes = [
+                Box(tuple(d.interval(space) for d in m)).volume for m in (mapped, bound) if m is not None
+            ]
+            sizes.append((labels, float(times * itemsize * min(volumes))))
+        return sizes
+
+    def _external_arrays(self, group: Group) -> list[tuple[ArrayMap, ArrayMap | None, int, int]]:
+        """Each array a group reads or leaves: its map, one that bounds it, how often it counts, itemsize."""
         tensors, inside = self.graph.tensors, set(group.members)
         made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
-        found: dict[Hashable, tuple[np.ndarray, int]] = {}
+        found: dict[Hashable, tuple[ArrayMap, ArrayMap | None, int, int]] = {}
         for member in group.members:
             op = self.graph.operations[member]
             results = [group.array_map(member, array_map) for array_map in op.spec.results]
             operands = [group.array_map(member, array_map) for array_map in op.spec.operands]
             for position, (tensor, mapped) in enumerate(zip(op.operands, operands, strict=True)):
                 if tensor not in made and (tensor, mapped) not in found:
-                    volume = self._volume(mapped, candidates)
-                    if position == 0 and op.primitive in SPARSE_READS:
-                        volume = np.minimum(volume, self._volume(results[0], candidates))
-                    if position == 1 and op.primitive == "dot_general" and self.topology.shared:
-                        volume = REPACKED * volume
-                    found[tensor, mapped] = volume, tensors[tensor].dtype.itemsize
+                    bound = results[0] if position == 0 and op.primitive in SPARSE_READS else None
+                    repacked = position == 1 and op.primitive == "dot_general" and self.topology.shared
+                    size = tensors[tensor].dtype.itemsize
+                    found[tensor, mapped] = mapped, bound, REPACKED if repacked else 1, size
             for tensor, mapped in zip(op.results, results, strict=True):
                 if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:
-                    found[tensor] = self._volume(mapped, candidates), tensors[tensor].dtype.itemsize
+                    found[tensor] = mapped, None, 1, tensors[tensor].dtype.itemsize
         return list(found.values())
+
+    def _external_volumes(
+        self, group: Group, candidates: Candidates | Covers
+    ) -> list[tuple[np.ndarray, int]]:
+        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and its itemsize."""
+        volumes = []
+        for mapped, bound, times, itemsize in self._external_arrays(group):
+            volume = self._volume(mapped, candidates)
+            if bound is not None:
+                volume = np.minimum(volume, self._volume(bound, candidates))
+            volumes.append((times * volume, itemsize))
+        return volumes
 
     def _volume(self, mapped: ArrayMap, candidates: Candidates | Covers) -> np.ndarray:
         volume = np.ones(candidates.bounds.shape[:-2])

@@ -122,8 +122,10 @@ class Model:
       topology: The machine.
       objective: ``"time"`` or ``"bytes"``.
       boundary: What the layouts of inputs and results may be.
+      devices: For each group the devices that may run it; by default all.
 
     Attributes:
+      groups: The groups of the graph, each of which is one variable.
       energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
       group_variables: The groups by number of variable.
       input_variables: The variable of each function input.
@@ -131,7 +133,12 @@ class Model:
     """
 
     def __init__(
-        self, graph: Graph, topology: Topology, objective: str, boundary: Boundary | None = None
+        self,
+        graph: Graph,
+        topology: Topology,
+        objective: str,
+        boundary: Boundary | None = None,
+        devices: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.graph = graph
         self.topology = topology
@@ -146,14 +153,18 @@ class Model:
         self._made: dict[int, Endpoint] = {}
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
-        groups = make_groups(graph)
-        self._cover_search = CoverSearch(
-            graph, groups, topology.num_devices, self._kernel_cost, self._fixed_layouts()
+        self.groups = groups = make_groups(graph)
+        everywhere = tuple(range(topology.num_devices))
+        devices = devices or [everywhere] * len(groups)
+        found = CoverSearch(
+            graph, groups, topology.num_devices, devices, self._kernel_cost, self._fixed_layouts()
         )
         order = in_order(graph, groups)
-        flows = worthwhile_flows(graph, groups, order)
+        # Contributions flow where every device has a share in every operation.
+        together = all(ranks == everywhere for ranks in devices)
+        flows = worthwhile_flows(graph, groups, order) if together else [[]] * len(groups)
         for number in order:
-            self._add_group(groups[number], self._cover_search.covers(number), flows[number])
+            self._add_group(groups[number], devices[number], found.covers(number), flows[number])
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
             self._add_exchanges(tensor)
@@ -239,8 +250,14 @@ class Model:
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def _add_group(self, group: Group, offered: tuple[DeviceBoxes, ...], flows: Sequence[FlowFrom]) -> None:
-        candidates, covers = self._candidates(group, offered)
+    def _add_group(
+        self,
+        group: Group,
+        devices: tuple[int, ...],
+        offered: tuple[DeviceBoxes, ...],
+        flows: Sequence[FlowFrom],
+    ) -> None:
+        candidates, covers = self._candidates(group, devices, offered)
         carried = self._carried(group, flows)
         blocks = (candidates, covers, carried.candidates)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
@@ -259,21 +276,33 @@ class Model:
                 layouts, index = self._layouts(choice, member, position, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
 
-    def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
+    def _candidates(
+        self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
+    ) -> tuple[Candidates, Covers]:
         """The mesh candidates that every member admits, and the covers; balanced where that is asked."""
         operations = [(m, self.graph.operations[m]) for m in group.members]
         merged = _merged_maps(self.graph, group)
         monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
-        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced, offered)
+        key = (
+            "candidates",
+            group.extents,
+            group.cuttable,
+            frozenset(merged),
+            monoids,
+            balanced,
+            devices,
+            offered,
+        )
         if key not in self._memo:
-            found = mesh_candidates(group.extents, group.cuttable, self.topology.num_devices)
+            found = mesh_candidates(group.extents, group.cuttable, len(devices))
             keep = np.ones(len(found), bool)
             for array_map in merged:
                 keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
             for of_label in monoids:
                 keep &= _one_monoid(found, of_label)
-            found, covers = found.take(keep), Covers(offered, len(group.extents), self.topology.num_devices)
+            found = found.take(keep).placed(devices, self.topology.num_devices)
+            covers = Covers(offered, len(group.extents), self.topology.num_devices)
             self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
         return self._memo[key]
 
@@ -439,6 +468,7 @@ def _merged_maps(graph: Graph, group: Group) -> set[ArrayMap]:
 def _single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[int]) -> Tiles:
     """The tiles of one operand or result in each candidate."""
     boxes = touched_boxes(mapped, candidates.bounds)
+    boxes[candidates.loads == 0] = 0  # no call, no need
     parts = np.zeros(boxes.shape[:2], np.int64)
     for label in reductions:
         parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
