@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from random_plans import random_plan
+from random_plans import random_plan, split
 from spec_simulator import local_call
 from test_specs import (
     CONVOLUTIONS,
@@ -22,8 +22,9 @@ from test_specs import (
 from test_specs import normal as draw
 
 from einsummable_jax.graph import build_graph
-from einsummable_jax.layout import Monoid
+from einsummable_jax.layout import MeshLayout, Monoid, prime_factors
 from einsummable_jax.lowering import Lowerable
+from einsummable_jax.search import Boundary, Carried, Decomposition, PlanError, assemble, search
 from einsummable_jax.topology import machine
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import with_exchanges
@@ -213,3 +214,106 @@ def test_random_plans_on_contributions_equal_one_device(case, num_devices):
                 )
             break
     assert seen or case == "no product of two"
+
+
+# ---- search ----------------------------------------------------------------------------------------
+
+
+def cut(num_devices, rank, dim):
+    """One dimension cut among all devices; None: every device has all of it."""
+    axes = tuple(range(len(prime_factors(num_devices))))
+    return MeshLayout(num_devices, tuple(axes if d == dim else () for d in range(rank)))
+
+
+def contraction_cut(function, args, num_devices, dims, objective="bytes"):
+    """The plan found when each argument is cut along its contracted dimension, and results are replicated."""
+    graph = graph_of(function, args)
+    inputs = tuple(cut(num_devices, np.ndim(x), dim) for x, dim in zip(args, dims, strict=True))
+    outputs = tuple(cut(num_devices, len(graph.tensors[t].shape), None) for t in graph.outputs)
+    return search(graph, machine("dgx_a100", num_devices), objective, boundary=Boundary(inputs, outputs))
+
+
+def check_run(plan, args, num_devices, expected):
+    """Run a plan; the bytes that its exchanges move."""
+    plan, programs = with_exchanges(plan, machine("dgx_a100", num_devices))
+    executable = Executable(Lowerable(plan, programs, tuple(jax.devices()[:num_devices])))
+    found = executable.place_and_run(jax.tree.leaves(args))
+    for left, right in zip(found, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(left, right, rtol=5e-5, atol=5e-5)
+    return sum(sum(program.bytes_received) for program in programs)
+
+
+def accumulated(*pairs):
+    """A gradient of a weight, summed over steps."""
+    steps = len(pairs) // 2
+    total = jnp.zeros((pairs[0].shape[1], pairs[steps].shape[1]))
+    for x, dy in zip(pairs[:steps], pairs[steps:], strict=True):
+        total = total + x.T @ dy
+    return total
+
+
+A, B = normal(48, 128), normal(128, 23, seed=1)
+STEPS = [normal(32, 9, seed=i) for i in range(4)] + [normal(32, 11, seed=i) for i in range(4, 8)]
+LATER = {
+    "slice": (lambda x, w: (x @ w)[:8], (A, B), (1, 0), 8 * 23),
+    "slice and sum": (lambda x, w: (x @ w)[:8].sum(0), (A, B), (1, 0), 23),
+    "steps": (accumulated, STEPS, (0,) * 8, 9 * 11),
+    "sum of two": (lambda x, w: x @ w + (2 * x) @ w, (A, B), (1, 0), 48 * 23),
+    "shared": (lambda x, w: ((y := x @ w)[:8], y[8:16].sum(0)), (A, B), (1, 0), 9 * 23),
+    "maximum": (lambda x: x.max(1)[:4].max(), (A,), (1,), 1),
+}
+
+
+@pytest.mark.parametrize("num_devices", [8, 3])
+@pytest.mark.parametrize("case", LATER)
+def test_search_aggregates_what_is_left(case, num_devices):
+    function, args, dims, elements = LATER[case]
+    if num_devices == 3:
+        args = [
+            np.concatenate([x, x.take(range(x.shape[d] // 2), d)], d) for x, d in zip(args, dims, strict=True)
+        ]
+    plan = contraction_cut(function, args, num_devices, dims)
+    expected = jax.jit(function)(*args)
+    moved = check_run(plan, args, num_devices, expected)
+    rounding = 2 * num_devices * len(plan.exchanges)
+    assert moved <= 4 * (2 * (num_devices - 1) * elements + rounding)
+    assert plan.cost <= 1.01 * 8 * (num_devices - 1) * elements
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_searched_plans_equal_one_device(case):
+    plan = contraction_cut(CHAINS[case], (X, W), 2, (1, 0), "time")
+    tolerance = 3e-2 if "bfloat16" in case else 2e-5
+    for left, right in zip(run(plan, (X, W), 2), jax.tree.leaves(jax.jit(CHAINS[case])(X, W)), strict=True):
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+def test_plans_on_contributions_survive_json():
+    plan = contraction_cut(LATER["slice and sum"][0], (A, B), 8, (1, 0))
+    assert carried(plan) == ["slice", "reduce_sum"]
+    loaded = type(plan).from_json(plan.to_json(), plan.graph)
+    assert loaded.decompositions == plan.decompositions and loaded.relations == plan.relations
+    assert "on 8 parts" in str(plan)
+
+
+def test_a_plan_that_would_move_contributions_is_refused():
+    graph = graph_of(lambda x, w: -(x @ w), (A, B))
+    dot, neg = (op.spec.space for op in graph.operations)
+    halves = Decomposition(tuple((box,) for box in split(dot, 2, 64)))
+    layouts = [cut(2, 2, 1), cut(2, 2, 0)], [cut(2, 2, None)]
+    for parts, message in ((((1,), (0,)), "contributions do not move"), (((0,), (0,)), "does not|holds")):
+        on_parts = Decomposition(((neg,), (neg,)), "", Carried((0,), parts))
+        with pytest.raises(PlanError, match=message):
+            assemble(graph, [halves, on_parts], *layouts)
+    alone = Decomposition(((neg,), ()), "", Carried((0,), ((0,), ())))
+    with pytest.raises(PlanError, match="part 1 of operand 0 is not read"):
+        assemble(graph, [halves, alone], *layouts)
+
+
+def test_a_square_of_contributions_is_refused():
+    graph = graph_of(lambda x, w: jnp.square(x @ w), (A, B))
+    dot, square = (op.spec.space for op in graph.operations)
+    halves = Decomposition(tuple((box,) for box in split(dot, 2, 64)))
+    on_parts = Decomposition(((square,), (square,)), "", Carried((0,), ((0,), (1,))))
+    with pytest.raises(PlanError, match=r"square at .* does not commute with sum"):
+        assemble(graph, [halves, on_parts], [cut(2, 2, 1), cut(2, 2, 0)], [cut(2, 2, None)])

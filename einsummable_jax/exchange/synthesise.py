@@ -39,12 +39,13 @@ _SAME = 1.01
 
 
 @functools.lru_cache(maxsize=1024)
-def synthesise(demand: Demand, topology: Topology) -> ExchangeProgram:
-    """The fastest program found that meets ``demand`` on ``topology``; verified, and cached.
+def synthesise(demand: Demand, topology: Topology, objective: str = "time") -> ExchangeProgram:
+    """The best program found that meets ``demand`` on ``topology``; verified, and cached.
 
     Args:
       demand: Tiles that exist and boxes that each device needs.
       topology: The machine, with as many devices as ``demand`` names.
+      objective: ``"time"``: the fastest one; ``"bytes"``: one that moves the fewest bytes.
 
     Raises:
       ExchangeError: if some needed element is held nowhere, or the device counts differ.
@@ -53,9 +54,11 @@ def synthesise(demand: Demand, topology: Topology) -> ExchangeProgram:
         raise ExchangeError(
             f"a demand over {demand.source.num_devices} devices on {topology.name} of {topology.num_devices}"
         )
-    programs = [(simulate_seconds(p, topology), p) for p in _candidates(demand, topology)]
+    few_bytes = objective == "bytes"
+    programs = [(simulate_seconds(p, topology), p) for p in _candidates(demand, topology, few_bytes)]
     fastest_s = min(seconds for seconds, _ in programs)
-    best = min((p for seconds, p in programs if seconds <= fastest_s * _SAME), key=_traffic)
+    fast = (p for seconds, p in programs if few_bytes or seconds <= fastest_s * _SAME)
+    best = min(fast, key=_traffic)
     verify(best, demand)
     return best
 
@@ -64,8 +67,8 @@ def _traffic(program: ExchangeProgram) -> tuple[int, int]:
     return sum(program.bytes_received), sum(map(len, program.rounds))
 
 
-def _candidates(demand: Demand, topology: Topology) -> Iterator[ExchangeProgram]:
-    """The direct program, and the others where they could be faster than it."""
+def _candidates(demand: Demand, topology: Topology, every: bool) -> Iterator[ExchangeProgram]:
+    """The direct program, and the others: all, or those that could be faster than it."""
     index = TileIndex(demand.source)
     program = direct(demand, index, topology)
     yield program
@@ -79,6 +82,10 @@ def _candidates(demand: Demand, topology: Topology) -> Iterator[ExchangeProgram]
         if copies
         else (2, lambda: two_shot(demand, index, topology, Owners.HOLDERS)),
     ]
+
+    if every:
+        yield from (build() for _, build in others)
+        return
 
     def could_win(rounds: int, least_s: float) -> bool:
         return direct_s > (least_s + topology.latency_of(rounds)) * _SAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ class ExchangeTable:
 
 
 def exchange_table(
-    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology
+    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology, objective: str = "time"
 ) -> ExchangeTable:
     """Model the exchange between each held and each needed layout of one tensor.
 
@@ -41,6 +42,7 @@ def exchange_table(
       needed: The final layouts that are wanted.
       itemsize: Bytes per element.
       topology: The machine.
+      objective: What decides between the two ways, ``"time"`` or ``"bytes"``.
     """
     seconds = np.empty((len(held), len(needed)))
     received = np.empty_like(seconds)
@@ -49,21 +51,22 @@ def exchange_table(
         left, bottom = 0, top + len(some_held)
         for some_needed in needed.families:
             block = slice(top, bottom), slice(left, left + len(some_needed))
-            seconds[block], received[block] = _costs(some_held, some_needed, itemsize, topology)
+            seconds[block], received[block] = _costs(some_held, some_needed, itemsize, topology, objective)
             left += len(some_needed)
         top = bottom
     return ExchangeTable(seconds, received)
 
 
 def _costs(
-    held: Layouts, needed: Layouts, itemsize: int, topology: Topology
+    held: Layouts, needed: Layouts, itemsize: int, topology: Topology, objective: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds and received bytes, floats ``[U, V]``."""
     final = np.flatnonzero(held.contributions == 1)
     partial = np.flatnonzero(held.contributions > 1)
     seconds = np.empty((len(held), len(needed)))
     received = np.empty_like(seconds)
-    for rows, price in ((final, _copy_costs), (partial, _aggregation_costs)):
+    aggregation = functools.partial(_aggregation_costs, objective=objective)
+    for rows, price in ((final, _copy_costs), (partial, aggregation)):
         if len(rows):
             some = held if len(rows) == len(held) else held.take(rows)
             seconds[rows], received[rows] = price(some, needed, itemsize, topology)
@@ -83,7 +86,7 @@ def _copy_costs(
 
 
 def _aggregation_costs(
-    held: Layouts, needed: Layouts, itemsize: int, topology: Topology
+    held: Layouts, needed: Layouts, itemsize: int, topology: Topology, objective: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same for contributions, aggregated where they are needed, or on one holder each and then copied."""
     common = _common_volumes(held, needed)
@@ -107,7 +110,7 @@ def _aggregation_costs(
         seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
         options.append((topology.latency_of(rounds) + seconds, missing.sum(axis=0) * itemsize))
     (direct_s, direct_bytes), (two_shot_s, two_shot_bytes) = options
-    scatter_first = two_shot_s < direct_s
+    scatter_first = two_shot_s < direct_s if objective == "time" else two_shot_bytes < direct_bytes
     return np.where(scatter_first, two_shot_s, direct_s), np.where(
         scatter_first, two_shot_bytes, direct_bytes
     )

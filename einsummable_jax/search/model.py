@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, Layout, Monoid
+from einsummable_jax.layout import Box, Layout
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
@@ -19,6 +19,7 @@ from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.cover_search import BALANCED, CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
+from einsummable_jax.search.flows import CONTRACTIONS, FlowFrom, in_order, source_maps, worthwhile_flows
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.partial import (
@@ -26,14 +27,10 @@ from einsummable_jax.search.partial import (
     Tiles,
     accepting,
     carried_calls,
-    flows_of,
     forbid_moving_parts,
     from_delivered,
-    in_order,
-    monoid_made,
     no_carried,
     parts_where_held,
-    source_maps,
     to_delivered,
 )
 from einsummable_jax.search.plan import Carried, Decomposition
@@ -49,8 +46,6 @@ from einsummable_jax.search.tile_layouts import (
 from einsummable_jax.search.tiles import DeviceBoxes
 from einsummable_jax.topology import Topology
 
-CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-"""Operations whose work the objective ``bytes`` always cuts among all devices."""
 TIE_BREAK = 1e-4
 """Weight of preferences that must never decide against the objective, relative to a real cost."""
 FORBIDDEN = {"time": 1e4, "bytes": 1e16}
@@ -185,9 +180,12 @@ class Model:
         found = CoverSearch(
             graph, groups, topology.num_devices, devices, self._kernel_cost, self._fixed_layouts()
         )
-        self._monoids_made: dict[int, Monoid] = {}
-        for number in in_order(graph, groups):
-            self._add_group(groups[number], devices[number], found.covers(number))
+        order = in_order(graph, groups)
+        # Contributions flow where every device has a share in every operation.
+        together = all(ranks == everywhere for ranks in devices)
+        flows = worthwhile_flows(graph, groups, order) if together else [[]] * len(groups)
+        for number in order:
+            self._add_group(groups[number], devices[number], found.covers(number), flows[number])
         self._add_carries()
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
@@ -278,9 +276,15 @@ class Model:
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def _add_group(self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]) -> None:
+    def _add_group(
+        self,
+        group: Group,
+        devices: tuple[int, ...],
+        offered: tuple[DeviceBoxes, ...],
+        flows: Sequence[FlowFrom],
+    ) -> None:
         candidates, covers = self._candidates(group, devices, offered)
-        carried = self._carried(group, devices)
+        carried = self._carried(group, flows)
         blocks = (candidates, covers, carried.candidates)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
         is_even = np.concatenate([block.is_even for block in blocks])
@@ -298,7 +302,6 @@ class Model:
             for position, tensor in enumerate(operation.results):
                 layouts, index = self._layouts(choice, member, position, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
-            self._monoids_made.update(self._aggregated_by(choice, member))
 
     def _add_carries(self) -> None:
         """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
@@ -351,23 +354,15 @@ class Model:
             self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
         return self._memo[key]
 
-    def _carried(self, group: Group, devices: tuple[int, ...]) -> CarriedCalls:
+    def _carried(self, group: Group, flows_from: Sequence[FlowFrom]) -> CarriedCalls:
         """The ways to run a group on contributions that others leave."""
         graph, p = self.graph, self.topology.num_devices
-        read = dict.fromkeys(t for m in group.members for t in graph.operations[m].operands)
-        sources = {
-            t: self._monoids_made[t]
-            for t in read
-            if t in self._monoids_made and (self._made[t].layouts.contributions > 1).any()
-        }
         operations = [graph.operations[m] for m in group.members]
         if self.objective == "bytes" and any(op.primitive in CONTRACTIONS for op in operations):
-            sources = {}  # every device would repeat the whole contraction for its contribution
-        if len(devices) < p:
-            sources = {}  # contributions lie on devices of other branches too
+            flows_from = ()  # every device would repeat the whole contraction for its contribution
         flows = [
             (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
-            for flow, tensors in flows_of(graph, group, sources)
+            for flow, tensors in flows_from
         ]
         merged = frozenset(_merged_maps(graph, group)) if flows else frozenset()
         signature = tuple((flow, *((id(layouts), m) for layouts, m in uses)) for flow, uses in flows)
@@ -376,14 +371,6 @@ class Model:
             empty = no_carried(len(group.extents), p)
             self._memo[key] = carried_calls(group, merged, flows, p) if flows else empty
         return self._memo[key]
-
-    def _aggregated_by(self, choice: GroupVariable, member: int) -> dict[int, Monoid]:
-        """What aggregates contributions to the results of a member of a group, if it may leave some."""
-        operation = self.graph.operations[member]
-        position = choice.group.members.index(member)
-        on_parts = [flow.monoid for flow in choice.carried.flows if flow.operands[position]]
-        monoid = on_parts[0] if on_parts else monoid_made(operation.spec)
-        return dict.fromkeys(operation.results, monoid) if monoid is not None else {}
 
     def _layouts(
         self, choice: GroupVariable, member: int, position: int, made: bool = False
@@ -466,7 +453,7 @@ class Model:
         trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
         key = ("exchange", id(made.layouts), id(used.layouts), itemsize, trips)
         if key not in self._memo:
-            costs = exchange_table(made.layouts, used.layouts, itemsize, self.topology)
+            costs = exchange_table(made.layouts, used.layouts, itemsize, self.topology, self.objective)
             self._memo[key] = trips * self._price(costs.seconds, costs.received_bytes)
         with_parts = (*key, way.__name__)
         if with_parts not in self._memo:

@@ -10,42 +10,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, DimMap, Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, Monoid
+from einsummable_jax.graph import ArrayMap, DimMap
+from einsummable_jax.layout import Box
 from einsummable_jax.search.candidates import Candidates
+from einsummable_jax.search.flows import Flow
 from einsummable_jax.search.groups import Group
 from einsummable_jax.search.plan import Carried
 from einsummable_jax.search.pull_back import label_intervals
 from einsummable_jax.search.tile_layouts import TileLayouts, touched_boxes, touches_exactly
 from einsummable_jax.search.tiles import Bounds, common, disjoint, volume
 
-MAX_SOURCES = 3
-"""Beyond this many tensors that may be contributions, a group takes all as such or none."""
-MAX_CARRIED = 48
+MAX_CARRIED = 32
 """Carried states that one group has at most."""
 
 
 Tiles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Boxes ``[C, p, rank, 2]``, parts ``[C, p]``, numbers of contributions ``[C]`` of one operand or result."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Flow:
-    """Which operands of a group's members are contributions, when certain tensors are.
-
-    Attributes:
-      operands: For each member, in order, the positions of the operands that are; () if results are final.
-      monoid: What aggregates them.
-    """
-
-    operands: tuple[tuple[int, ...], ...]
-    monoid: Monoid
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,88 +107,6 @@ def no_carried(rank: int, num_devices: int) -> CarriedCalls:
     none = np.zeros(0, np.int64)
     candidates = Candidates(np.zeros((0, num_devices, rank, 2), np.int64), cells, parts)
     return CarriedCalls(candidates, np.zeros((0, num_devices), np.int64), none, none, ())
-
-
-def in_order(graph: Graph, groups: Sequence[Group]) -> list[int]:
-    """The numbers of the groups, each after those that make what it reads."""
-    maker = {
-        t: number for number, g in enumerate(groups) for m in g.members for t in graph.operations[m].results
-    }
-    done: dict[int, None] = {}
-
-    for first in range(len(groups)):
-        waiting = [first]
-        while waiting:
-            number = waiting[-1]
-            read = {t for m in groups[number].members for t in graph.operations[m].operands}
-            before = {maker[t] for t in read if t in maker} - {number}
-            missing = sorted(before.difference(done))
-            if number in done or not missing:
-                done.setdefault(waiting.pop())
-            else:
-                waiting.extend(missing)
-    return list(done)
-
-
-# ---- which operands may be contributions -----------------------------------------------------------
-
-
-def monoid_made(spec: JoinAggSpec) -> Monoid | None:
-    """What aggregates the contributions that an operation makes itself; None if it makes none."""
-    monoids = {label.monoid for label in spec.labels if label.role is Role.REDUCTION}
-    return monoids.pop() if len(monoids) == 1 else None
-
-
-def flow_from(graph: Graph, group: Group, sources: Collection[int], monoid: Monoid) -> Flow | None:
-    """What is a contribution when ``sources`` are; None if some member does not commute with that."""
-    reached, operands = set(sources), []
-    for member in group.members:
-        op = graph.operations[member]
-        positions = tuple(i for i, t in enumerate(op.operands) if t in reached)
-        operands.append(positions)
-        if positions:
-            own = {label.monoid for label in op.spec.labels if label.role is Role.REDUCTION}
-            if op.spec.commuting(positions, monoid) is None or own - {monoid}:
-                return None
-            reached.update(op.results)
-    return Flow(tuple(operands), monoid)
-
-
-def flows_of(graph: Graph, group: Group, sources: Mapping[int, Monoid]) -> list[tuple[Flow, tuple[int, ...]]]:
-    """The flows of a group, by one monoid, with the tensors that are contributions in each.
-
-    Args:
-      graph: The graph.
-      group: One of its groups.
-      sources: What aggregates each tensor read by the group that may be contributions.
-    """
-    found: list[tuple[Flow, tuple[int, ...]]] = []
-    for monoid in dict.fromkeys(sources.values()):
-        tensors = tuple(t for t, kind in sources.items() if kind is monoid)
-        subsets = [tensors]
-        if len(tensors) <= MAX_SOURCES:
-            counts = range(len(tensors) - 1, 0, -1)
-            subsets += [s for n in counts for s in itertools.combinations(tensors, n)]
-        for subset in subsets:
-            flow = flow_from(graph, group, subset, monoid)
-            if flow is not None:
-                found.append((flow, subset))
-        if found:
-            break
-    return found
-
-
-def source_maps(
-    graph: Graph, group: Group, flow: Flow, sources: Collection[int]
-) -> list[tuple[int, ArrayMap]]:
-    """The uses of the tensors ``sources``, as maps of the group's labels."""
-    found: dict[tuple[int, ArrayMap], None] = {}
-    for member, positions in zip(group.members, flow.operands, strict=True):
-        op = graph.operations[member]
-        for i in positions:
-            if op.operands[i] in sources:
-                found[op.operands[i], group.array_map(member, op.spec.operands[i])] = None
-    return list(found)
 
 
 # ---- calls that follow a partial layout ------------------------------------------------------------
@@ -326,11 +229,11 @@ def _holds(
 
 
 def accepts(layouts: TileLayouts, boxes: np.ndarray, parts: np.ndarray, contributions: int) -> np.ndarray:
-    """Which layouts of one box per device hold boxes ``[p, rank, 2]`` of the given parts, booleans ``[U]``."""
-    low, high = layouts.boxes[..., 0], layouts.boxes[..., 1]
-    inside = np.logical_and(low <= boxes[..., 0], boxes[..., 1] <= high)
-    empty = (boxes[..., 0] == boxes[..., 1]).any(axis=-1)
-    held = (inside.all(axis=-1) & (layouts.parts == parts)) | empty | (parts < 0)
+    """Which layouts of one box per device hold boxes ``[p, rank, 2]`` of these parts, booleans ``[U]``."""
+    inside = np.less_equal(layouts.boxes[..., 0], boxes[..., 0])
+    inside &= np.less_equal(boxes[..., 1], layouts.boxes[..., 1])
+    empty = np.equal(boxes[..., 0], boxes[..., 1]).any(axis=-1)
+    held = (inside.all(axis=-1) & np.equal(layouts.parts, parts)) | empty | (parts < 0)
     return held.all(axis=-1) & (layouts.contributions == contributions)
 
 
@@ -338,7 +241,7 @@ def _cells(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The position of each interval among those of its label ``[K, p, L]``, and their number ``[K, L]``."""
     cells = np.zeros(bounds.shape[:3], np.int64)
     counts = np.ones((len(bounds), bounds.shape[2]), np.int64)
-    present = (bounds[..., 0] < bounds[..., 1]).all(axis=-1)
+    present: np.ndarray = (bounds[..., 0] < bounds[..., 1]).all(axis=-1)
     for k, label in np.ndindex(*counts.shape):
         starts, cells[k, present[k], label] = np.unique(bounds[k, present[k], label, 0], return_inverse=True)
         counts[k, label] = len(starts)
@@ -356,7 +259,7 @@ def accepting(layouts: TileLayouts) -> np.ndarray:
 def forbid_moving_parts(
     table: np.ndarray, held: TileLayouts, needed: TileLayouts, forbidden: float
 ) -> np.ndarray:
-    """Costs ``[U, V]``, where those of needed contributions are nothing if they are held, else ``forbidden``."""
+    """Costs ``[U, V]``, those of needed contributions nothing where they are held, else ``forbidden``."""
     columns = np.flatnonzero(accepting(needed))
     if not len(columns):
         return table

@@ -75,7 +75,9 @@ def _as_stored(demand: Demand) -> Demand:
 
 def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[ExchangeProgram, ...]]:
     """Synthesise the plan's exchanges, and enter their bytes and modelled times in the plan."""
-    programs = tuple(synthesise(_as_stored(exchange.demand), topology) for exchange in plan.exchanges)
+    programs = tuple(
+        synthesise(_as_stored(exchange.demand), topology, plan.objective) for exchange in plan.exchanges
+    )
     exchanges = tuple(
         dataclasses.replace(
             exchange,
