@@ -140,9 +140,9 @@ def _three_labels_in_order(choices: np.ndarray) -> np.ndarray:
 
 
 def _two_labels(choices: np.ndarray) -> np.ndarray:
-    """Whether each row cuts at most two labels (none counts as one), booleans ``[C]``."""
+    """Whether each row cuts at most two labels, booleans ``[C]``."""
     ordered = np.sort(choices, axis=1)
-    return (np.diff(ordered, axis=1) != 0).sum(axis=1) <= 1
+    return (np.diff(ordered, axis=1, prepend=-1) != 0).sum(axis=1) <= 2
 
 
 def _labels_in_order(choices: np.ndarray) -> np.ndarray:
