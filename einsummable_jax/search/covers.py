@@ -47,7 +47,7 @@ class Covers:
         for cover, devices in zip(bounds, self.calls, strict=True):
             for device, boxes in zip(cover, devices, strict=True):
                 if boxes:
-                    device[: len(boxes)] = np.array(boxes, np.int64).reshape(-1, self.rank, 2)
+                    device[: len(boxes)] = np.array(boxes, np.int64).reshape(len(boxes), self.rank, 2)
         return bounds
 
     @functools.cached_property
