@@ -52,7 +52,7 @@ def boundary_choices(
 
 def _mesh_layouts(shape: tuple[int, ...], num_devices: int) -> Iterator[MeshLayout]:
     """The layouts on the refined mesh, by the same choices that operations have, the replicated one first."""
-    for choice in axis_choices(shape, [True] * len(shape), num_devices).tolist():
+    for choice in axis_choices(shape, (True,) * len(shape), num_devices).tolist():
         axes = tuple(tuple(a for a, dim in enumerate(choice) if dim == d) for d in range(len(shape)))
         layout = MeshLayout(num_devices, axes)
         if layout.holds(shape):

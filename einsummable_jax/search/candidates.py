@@ -97,7 +97,7 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
       The candidates; the first one cuts nothing.
     """
     sizes = np.array(axis_sizes(num_devices))
-    choices = axis_choices(extents, cuttable, num_devices)
+    choices = axis_choices(tuple(extents), tuple(cuttable), num_devices)
     parts = _parts(choices, sizes, len(extents))
     bounds = np.zeros((len(choices), num_devices, len(extents), 2), np.int64)
     cells = np.zeros((len(choices), num_devices, len(extents)), np.int64)
@@ -111,7 +111,8 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
     return Candidates(bounds, cells, parts)
 
 
-def axis_choices(extents: Sequence[int], cuttable: Sequence[bool], num_devices: int) -> np.ndarray:
+@functools.lru_cache(maxsize=1024)
+def axis_choices(extents: tuple[int, ...], cuttable: tuple[bool, ...], num_devices: int) -> np.ndarray:
     """The label that each axis of the refined mesh cuts, -1: none, integers ``[C, axes]``.
 
     All assignments where they are few, else the more regular ones; see `MAX_CANDIDATES`.
@@ -149,9 +150,9 @@ def _three_labels_in_order(choices: np.ndarray) -> np.ndarray:
 
 
 def _two_labels(choices: np.ndarray) -> np.ndarray:
-    """Whether each row cuts at most two labels (none counts as one), booleans ``[C]``."""
+    """Whether each row cuts at most two labels, booleans ``[C]``."""
     ordered = np.sort(choices, axis=1)
-    return (np.diff(ordered, axis=1) != 0).sum(axis=1) <= 1
+    return (np.diff(ordered, axis=1, prepend=-1) != 0).sum(axis=1) <= 2
 
 
 def _labels_in_order(choices: np.ndarray) -> np.ndarray:

@@ -265,7 +265,7 @@ class Model:
         preference = self._price(TIE_BREAK * held_bytes / self.topology.memory_bandwidth)
         variable = self.builder.variable(preference, place)
         self._layouts_of[variable] = named
-        return Endpoint(variable, layouts, np.arange(len(layouts)))
+        return Endpoint(variable, layouts, self.builder.interner.array(np.arange(len(layouts))))
 
     def _state_endpoint(self, tensor: int, position: int) -> Endpoint:
         """The use of an output in the layout of the input that it becomes."""

@@ -16,6 +16,7 @@ from einsummable_jax.search.elimination import (
 from einsummable_jax.search.energy import Energy, Interner
 from einsummable_jax.search.local_search import improve
 from einsummable_jax.search.message_passing import MessagePassing
+from einsummable_jax.search.repetition import Repetition
 
 MAX_STEP_ENTRIES = 1 << 23
 """A step that eliminates one variable looks at no more combinations of states than this."""
@@ -99,6 +100,7 @@ def _approximate(
 ) -> tuple[list[int], float, str]:
     """States, a lower bound (infinite: the states are optimal), and how they were found."""
     messages, bound, last = MessagePassing(energy), -math.inf, time.monotonic()
+    repetition = Repetition(energy)
     best, value = [0] * len(energy.unaries), math.inf
     moved_sweep, moved_gap = 0, math.inf
     for sweep in range(sweeps):
@@ -106,8 +108,10 @@ def _approximate(
         bound = max(bound, swept_bound)
         if sweep % 5 == 4 or messages.energy.value(chosen) < PROMISING * value:
             chosen = improve(messages.energy, chosen, rounds=3, seed=sweep)
-        if (swept := messages.energy.value(chosen)) < value:
-            best, value = messages.original(chosen), swept
+        if messages.energy.value(chosen) < PROMISING * value:
+            agreed, cost = repetition.agree(messages.original(chosen))
+            if cost < value:
+                best, value = agreed, cost
         gap = value - bound
         if gap < moved_gap - STALL * abs(value):
             moved_sweep, moved_gap = sweep, gap
@@ -120,4 +124,5 @@ def _approximate(
         if progress and time.monotonic() - last > 1.0:
             progress(f"search: pass {sweep + 1}, cost {value:.6g}, lower bound {bound:.6g}")
             last = time.monotonic()
-    return improve(energy, best, rounds=6, seed=sweeps), bound, "message passing"
+    improved, _ = repetition.agree(improve(energy, best, rounds=6, seed=sweeps))
+    return improved, bound, "message passing"
