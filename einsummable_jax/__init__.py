@@ -1,6 +1,7 @@
 """Run ordinary JAX functions on all devices of a machine, their parallel plans found by search."""
 
 from einsummable_jax.search import Plan as Plan
+from einsummable_jax.tiled_array import TiledArray as TiledArray
 from einsummable_jax.topology import Topology as Topology
 from einsummable_jax.topology import detect as detect
 from einsummable_jax.topology import machine as machine

@@ -1,6 +1,7 @@
 """A byte-level LLaMA trained on a text file by all devices, beside the same steps on one device.
 
-Usage: ``python -m experiments.train_llama --text=README.md --devices=8 --steps=30``.
+Usage: ``python -m experiments.train_llama --text=README.md --devices=8 --steps=30``; on any number of devices
+with the state (parameters and both moments of AdamW) cut among all of them: ``--devices=7 --tiled_state``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _STEPS = flags.DEFINE_integer("steps", 30, "Training steps.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 8, "Sequences per step.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 64, "Tokens predicted per sequence.", lower_bound=1)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-3, "AdamW's step size.", lower_bound=0.0)
+_TILED_STATE = flags.DEFINE_bool(
+    "tiled_state", False, "Keep the state in uneven tiles where nothing else fits."
+)
 
 CONFIG = llama.LlamaConfig(dim=256, heads=8, kv_heads=4, ffn=704, layers=4)
 
@@ -47,15 +51,18 @@ def batches(text: bytes, batch: int, tokens: int, seed: int = 0) -> Iterator[np.
 
 def train(
     steps: int, devices: list[jax.Device], data: Iterator[np.ndarray], progress: Progress
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Train twice from the same start, on all devices and on one, step by step.
 
     Returns:
-      For each step both losses (nats per byte), their relative difference and both times.
+      For each step both losses (nats per byte), their relative difference and both times; then what
+      :func:`state_shares` says of the last state.
     """
     optimizer = optax.adamw(_LEARNING_RATE.value)
     train_step = llama.make_train_step(CONFIG, optimizer)
-    distributed = einsummable_jax.distribute(train_step, devices=devices, donate_argnums=(0, 1))
+    distributed = einsummable_jax.distribute(
+        train_step, devices=devices, donate_argnums=(0, 1), tiled_state=_TILED_STATE.value
+    )
     single = jax.jit(train_step, donate_argnums=(0, 1))
     params = llama.init(np.random.default_rng(0), CONFIG)
     state = (params, optimizer.init(params))
@@ -82,7 +89,24 @@ def train(
         progress.console.print(f"step {step:4d}   {losses}")
         progress.update(task, advance=1, description="training")
         tokens = next(data)
-    return rows
+    return rows, state_shares(many_state, devices)
+
+
+def state_shares(state: Any, devices: list[jax.Device]) -> dict[str, float]:
+    """Bytes of a state on the fullest of ``devices``, padding included, beside those of the whole state."""
+    held = dict.fromkeys(devices, 0)
+    for array in jax.tree.leaves(state):
+        for shard in array.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    is_tiled = lambda node: isinstance(node, einsummable_jax.TiledArray)  # noqa: E731
+    arrays = jax.tree.leaves(state, is_leaf=is_tiled)
+    whole_bytes, most_bytes = sum(array.nbytes for array in arrays), max(held.values())
+    return {
+        "state_bytes": whole_bytes,
+        "state_bytes_per_device": most_bytes,
+        "state_share_times_devices": most_bytes / whole_bytes * len(devices),
+        "tiled_arrays": sum(map(is_tiled, arrays)),
+    }
 
 
 def _timed(train_step: Any, state: Any, tokens: np.ndarray) -> tuple[Any, float, float]:
@@ -111,13 +135,15 @@ def main(argv: list[str]) -> None:
     data = batches(Path(_TEXT.value).read_bytes(), _BATCH.value, _TOKENS.value)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(""))
     with Progress(*columns, console=Console()) as progress:
-        rows = train(_STEPS.value, devices, data, progress)
-    summary = summarise(rows)
+        rows, shares = train(_STEPS.value, devices, data, progress)
+    summary = summarise(rows) | shares
     common.print_table("Summary", ("", "value"), ((name, f"{value:.4g}") for name, value in summary.items()))
     common.write_json(rows, summary)
     if common.PLOT_FILE.value:
         _plot(rows, common.PLOT_FILE.value)
     print(f"largest relative loss difference: {summary['max_relative_loss_difference']:.2e}")
+    share = f"{summary['state_share_times_devices']:.4f}/{len(devices)}"
+    print(f"state on the fullest device: {share} of {summary['state_bytes']:.0f} bytes")
 
 
 def _plot(rows: list[dict[str, Any]], path: str) -> None:

@@ -1,8 +1,9 @@
 """From a plan with its exchange programs to JAX code: one shard program per device, in one executable."""
 
+from einsummable_jax.lowering.crossing import crossing_shape as crossing_shape
+from einsummable_jax.lowering.crossing import named_sharding as named_sharding
+from einsummable_jax.lowering.crossing import refined_mesh as refined_mesh
 from einsummable_jax.lowering.executable import DeviceProgram as DeviceProgram
 from einsummable_jax.lowering.executable import Lowerable as Lowerable
-from einsummable_jax.lowering.executable import named_sharding as named_sharding
-from einsummable_jax.lowering.executable import refined_mesh as refined_mesh
 from einsummable_jax.lowering.shard_program import ShardProgram as ShardProgram
 from einsummable_jax.lowering.storage import storage_dtype as storage_dtype

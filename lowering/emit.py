@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ from einsummable_jax.lowering.shard_program import (
     ExchangeStep,
     KernelStep,
     Offset,
+    PackStep,
     ShardProgram,
     TakeStep,
+    UnpackStep,
 )
 from einsummable_jax.lowering.storage import storage_dtype
 
@@ -89,8 +92,8 @@ class _Emitter:
         JAX's fast dispatch.) The token is always positive, which XLA cannot know.
         """
         if self.token is not None and outputs:
-            smallest = min(range(len(outputs)), key=lambda i: outputs[i].size)
-            outputs[smallest] = _zero_unless(self.token[0] > 0, outputs[smallest])
+            smallest = min(range(len(outputs)), key=lambda i: outputs[i].size or math.inf)
+            outputs[smallest] = _tie(self.token[0], outputs[smallest])
         return outputs
 
     def offset(self, value: Offset) -> Any:
@@ -116,6 +119,17 @@ class _Emitter:
             self.buffers[step.result] = lax.dynamic_slice(
                 source, list(map(self.offset, starts)), step.box.shape
             )
+
+    def unpack(self, step: UnpackStep) -> None:
+        row = self.buffers[step.source].reshape(-1)
+        stop = step.start + math.prod(step.shape)
+        self.buffers[step.result] = lax.slice(row, [step.start], [stop]).reshape(step.shape)
+
+    def pack(self, step: PackStep) -> None:
+        row = [self.buffers[source].reshape(-1) for source in step.sources]
+        if padding := step.row_elements - sum(tile.size for tile in row):
+            row.append(jnp.zeros(padding, self.graph.tensors[step.tensor].dtype))
+        self.buffers[step.result] = jnp.concatenate(row).reshape(1, -1)
 
     def empty(self, step: EmptyStep) -> None:
         self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
@@ -155,16 +169,22 @@ class _Emitter:
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
 
 
-def _zero_unless(condition: Any, value: Any) -> Any:
-    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return lax.select(condition, value, jnp.zeros_like(value))
-    data = jax.random.key_data(value)
-    data = lax.select(condition, data, jnp.zeros_like(data))
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+def _tie(token: Any, value: Any) -> Any:
+    """``value``, made to depend on ``token``, which is positive.
+
+    Not by a choice between ``value`` and a constant: where both are the same constant, as on a device that
+    holds no tile of the result, XLA sees through it.
+    """
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _tie(token, jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return lax.select(token > 0, value, lax.broadcast(token.astype(value.dtype), value.shape))
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
     TakeStep: _Emitter.take,
+    UnpackStep: _Emitter.unpack,
+    PackStep: _Emitter.pack,
     EmptyStep: _Emitter.empty,
     KernelStep: _Emitter.kernel,
     ExchangeStep: _Emitter.exchange,

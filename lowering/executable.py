@@ -10,30 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from einsummable_jax.exchange import ExchangeProgram
-from einsummable_jax.layout import MeshLayout, axis_names, axis_sizes
+from einsummable_jax.lowering.crossing import named_sharding, partition_spec, refined_mesh, shard_shape
 from einsummable_jax.lowering.emit import Exchanges, branch_token, emit, new_exchange_ids
 from einsummable_jax.lowering.resolve import resolve, resolve_all
 from einsummable_jax.lowering.shard_program import ShardProgram
 from einsummable_jax.search import Plan
-
-
-@functools.lru_cache(maxsize=64)
-def refined_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    """The mesh over the prime factors of the device count, ranks in row-major order."""
-    sizes = axis_sizes(len(devices))
-    return Mesh(
-        np.array(devices, dtype=object).reshape(sizes),
-        axis_names(len(devices)),
-        axis_types=(AxisType.Auto,) * len(sizes),
-    )
-
-
-def named_sharding(devices: tuple[jax.Device, ...], layout: MeshLayout) -> NamedSharding:
-    """``layout`` as a sharding over ``devices``."""
-    return NamedSharding(refined_mesh(devices), layout.partition_spec())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +74,19 @@ class Lowerable:
 
     @property
     def in_shardings(self) -> tuple[NamedSharding, ...]:
-        """The sharding in which each input is expected."""
+        """The sharding in which each input is expected; that of its stacked form if it is in tiles."""
         return tuple(named_sharding(self.devices, layout) for layout in self.plan.inputs)
 
     @property
     def out_shardings(self) -> tuple[NamedSharding, ...]:
-        """The sharding in which each result leaves."""
+        """The sharding in which each result leaves; that of its stacked form if it is in tiles."""
         return tuple(named_sharding(self.devices, layout) for layout in self.plan.outputs)
 
     def function(self) -> Callable[..., list[Any]]:
-        """A traceable function from whole inputs to whole results; its exchanges get ids of their own."""
+        """A traceable function from whole inputs to whole results; its exchanges get ids of their own.
+
+        An input or result that is in a `TiledLayout` crosses in its stacked form.
+        """
         mesh = refined_mesh(self.devices)
 
         def shard_program(*inputs: Any) -> list[Any]:
@@ -117,8 +104,8 @@ class Lowerable:
         return jax.shard_map(
             shard_program,
             mesh=mesh,
-            in_specs=_specs(self.plan.inputs),
-            out_specs=list(_specs(self.plan.outputs)),
+            in_specs=tuple(map(partition_spec, self.plan.inputs)),
+            out_specs=list(map(partition_spec, self.plan.outputs)),
             check_vma=False,
         )
 
@@ -143,7 +130,7 @@ class Lowerable:
         graph, shards = self.plan.graph, []
         for tensor, layout in zip(graph.inputs, self.plan.inputs, strict=True):
             value = graph.tensors[tensor]
-            shards.append(jax.ShapeDtypeStruct(layout.device_boxes(value.shape)[device].shape, value.dtype))
+            shards.append(jax.ShapeDtypeStruct(shard_shape(layout, value.shape, device), value.dtype))
         branch = self._branch(program, self._numbered_exchanges(), np.int32(device))
         names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
 
@@ -151,7 +138,3 @@ class Lowerable:
             return branch(self._token(inputs) if len(self.programs) > 1 else None, *inputs)
 
         return DeviceProgram(device, program, names, jax.make_jaxpr(alone)(*shards))
-
-
-def _specs(layouts: Sequence[MeshLayout]) -> tuple[PartitionSpec, ...]:
-    return tuple(layout.partition_spec() for layout in layouts)

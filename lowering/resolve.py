@@ -7,16 +7,18 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from einsummable_jax.exchange import ExchangeProgram
-from einsummable_jax.layout import Box, Relation
+from einsummable_jax.layout import Box, Layout, MeshLayout, Relation, TiledLayout
 from einsummable_jax.lowering.shard_program import (
     BoxView,
     EmptyStep,
     ExchangeStep,
     KernelStep,
     Offset,
+    PackStep,
     ShardProgram,
     Step,
     TakeStep,
+    UnpackStep,
 )
 from einsummable_jax.search import Fetch, Plan
 
@@ -76,9 +78,9 @@ class _Resolver:
             self.buffers[tensor, 0] = [buffer]
             literals.append((buffer, tensor))
         inputs = []
-        for tensor in graph.inputs:
+        for tensor, layout in zip(graph.inputs, self.plan.inputs, strict=True):
             buffer = self.new_buffer()
-            self.buffers.setdefault((tensor, 0), [buffer])
+            self.buffers.setdefault((tensor, 0), self.unpack(buffer, layout))
             inputs.append(buffer)
         for index in range(len(graph.operations)):
             self.operation(index)
@@ -86,9 +88,33 @@ class _Resolver:
         for tensor, layout, fetch in zip(
             graph.outputs, self.plan.outputs, self.plan.output_fetches, strict=True
         ):
-            boxes = layout.device_boxes(graph.tensors[tensor].shape)
-            outputs.append(self.fetch(tensor, fetch, tuple(boxes[d] for d in self.devices)))
+            if isinstance(layout, MeshLayout):
+                boxes = layout.device_boxes(graph.tensors[tensor].shape)
+                outputs.append(self.fetch(tensor, fetch, tuple(boxes[d] for d in self.devices)))
+            else:
+                outputs.append(self.pack(tensor, fetch, layout))
         return ShardProgram(self.devices, tuple(literals), tuple(inputs), tuple(outputs), tuple(self.steps))
+
+    def unpack(self, source: int, layout: Layout) -> list[int]:
+        """The tiles of a function input, whose part on this device arrives as buffer ``source``."""
+        if isinstance(layout, MeshLayout):
+            return [source]
+        shapes = _same([tuple(box.shape for box in layout.tiles[d]) for d in self.devices])
+        results = [self.new_buffer() for _ in shapes]
+        starts = layout.row_starts(self.devices[0])
+        for result, start, shape in zip(results, starts, shapes, strict=True):
+            self.steps.append(UnpackStep(source, result, start, shape))
+        return results
+
+    def pack(self, tensor: int, fetch: Fetch, layout: TiledLayout) -> int:
+        """The buffer in which the tiles of a function output leave this device."""
+        self._ensure_exchanged(fetch)
+        tiles = [layout.tiles[d] for d in self.devices]
+        count = _same([len(boxes) for boxes in tiles])
+        sources = [self.fetch(tensor, fetch, tuple(boxes[i] for boxes in tiles)) for i in range(count)]
+        result = self.new_buffer()
+        self.steps.append(PackStep(tuple(sources), result, tensor, layout.row_elements))
+        return result
 
     def operation(self, index: int) -> None:
         operation, spec = self.plan.graph.operations[index], self.plan.graph.operations[index].spec

@@ -27,6 +27,26 @@ class TakeStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class UnpackStep:
+    """Take one tile of a function input out of the device's row of its stacked form."""
+
+    source: int
+    result: int
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackStep:
+    """Make the device's row of the stacked form of a function output from its tiles."""
+
+    sources: tuple[int, ...]
+    result: int
+    tensor: int
+    row_elements: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EmptyStep:
     """Make an array without elements, for an operand of which a kernel call needs nothing."""
 
@@ -63,7 +83,7 @@ class ExchangeStep:
     outputs: tuple[int, ...]
 
 
-Step = TakeStep | EmptyStep | KernelStep | ExchangeStep
+Step = TakeStep | UnpackStep | PackStep | EmptyStep | KernelStep | ExchangeStep
 
 
 @dataclasses.dataclass(frozen=True)

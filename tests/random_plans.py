@@ -3,7 +3,7 @@
 import random
 
 from einsummable_jax.graph import Graph, JoinAggSpec, Role
-from einsummable_jax.layout import Box, MeshLayout, mesh_layouts
+from einsummable_jax.layout import Box, Layout, TiledLayout, mesh_layouts
 from einsummable_jax.search import Decomposition, Plan
 from einsummable_jax.search.assemble import PlanError, assemble, result_relations
 
@@ -44,7 +44,30 @@ def random_decomposition(spec: JoinAggSpec, num_devices: int, rng: random.Random
     return Decomposition(tuple(tuple(boxes) for boxes in calls), "random")
 
 
-def random_layout(shape: tuple[int, ...], num_devices: int, rng: random.Random) -> MeshLayout:
+def random_tiles(shape: tuple[int, ...], num_devices: int, rng: random.Random) -> TiledLayout:
+    """Random boxes that cover a tensor on random devices, some of them on two."""
+    boxes = [Box.full(shape)]
+    for _ in range(rng.randrange(2 * num_devices)):
+        box = boxes.pop(rng.randrange(len(boxes)))
+        dims = [dim for dim, n in enumerate(box.shape) if n > 1]
+        if not dims:
+            boxes.append(box)
+            continue
+        dim = rng.choice(dims)
+        start, stop = box.bounds[dim]
+        middle = rng.randrange(start + 1, stop)
+        for bound in ((start, middle), (middle, stop)):
+            boxes.append(Box((*box.bounds[:dim], bound, *box.bounds[dim + 1 :])))
+    held: list[set[Box]] = [set() for _ in range(num_devices)]
+    for box in boxes:
+        for _ in range(rng.choice((1, 1, 2))):
+            held[rng.randrange(num_devices)].add(box)
+    return TiledLayout(tuple(tuple(sorted(box for box in device if not box.is_empty)) for device in held))
+
+
+def random_layout(shape: tuple[int, ...], num_devices: int, rng: random.Random) -> Layout:
+    if rng.random() < 0.5:
+        return random_tiles(shape, num_devices, rng)
     return rng.choice(list(mesh_layouts(shape, num_devices)))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +13,12 @@ from einsummable_jax.layout.mesh_layout import MeshLayout
 from einsummable_jax.layout.relation import Relation
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TiledLayout:
     """The tiles that each device holds, box by box.
+
+    As one array, the *stacked* form, it has a row per device: the device's tiles one after the other, each
+    flat in row-major order, then zeros up to the length of the longest row.
 
     Attributes:
       tiles: For each device its boxes, sorted, none empty and no two overlapping.
@@ -30,6 +35,30 @@ class TiledLayout:
     def num_devices(self) -> int:
         """Number of devices."""
         return len(self.tiles)
+
+    @functools.cached_property
+    def row_elements(self) -> int:
+        """Elements of the fullest device: the length of a row of the stacked form."""
+        return max(sum(box.volume for box in boxes) for boxes in self.tiles)
+
+    @property
+    def stacked_shape(self) -> tuple[int, int]:
+        """Shape of the stacked form: devices, then elements of each."""
+        return (self.num_devices, self.row_elements)
+
+    def row_starts(self, device: int) -> tuple[int, ...]:
+        """Where each tile of ``device`` starts in its row of the stacked form."""
+        return tuple(itertools.accumulate((box.volume for box in self.tiles[device]), initial=0))[:-1]
+
+    def __repr__(self) -> str:
+        return f"TiledLayout({' | '.join(' '.join(map(str, boxes)) or 'none' for boxes in self.tiles)})"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self.tiles)
 
     def device_tiles(self, shape: Sequence[int]) -> tuple[tuple[Box, ...], ...]:
         """The boxes of a tensor of ``shape`` on each device."""

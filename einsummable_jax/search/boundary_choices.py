@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einsummable_jax.layout import Layout, mesh_layouts
-from einsummable_jax.search.boundary import Boundary
+from einsummable_jax.search.boundary import Boundary, boundary_family
 from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
 from einsummable_jax.search.tiles import DeviceBoxes, as_layout, single_copy
 
@@ -18,6 +18,7 @@ def boundary_choices(
     boundary: Boundary,
     fixed: Layout | None,
     families: Sequence[TileLayouts],
+    shared_out: bool = False,
 ) -> tuple[list[Layout], TileLayouts]:
     """The distinct layouts that an input or result may have.
 
@@ -27,6 +28,7 @@ def boundary_choices(
       boundary: Which kinds of layouts are allowed.
       fixed: The one layout it must have, if any.
       families: What its users need and its maker leaves, which tiled layouts follow.
+      shared_out: Whether it is cut among all devices, unevenly where it does not divide.
 
     Returns:
       The layouts, and the same for pricing, in the same order.
@@ -34,6 +36,8 @@ def boundary_choices(
     mesh = {_boxes(layout, shape): layout for layout in mesh_layouts(shape, num_devices)}
     if fixed is not None:
         named: dict[DeviceBoxes, Layout] = {_boxes(fixed, shape): fixed}
+    elif shared_out:
+        named = {_boxes(layout, shape): layout for layout in boundary_family(shape, num_devices, True)[0]}
     elif boundary.tiled:
         # A layout that a mesh gives too is named as that.
         tiled = _tiled(shape, num_devices, boundary.single_copy, families)

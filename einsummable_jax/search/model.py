@@ -144,7 +144,10 @@ class Model:
         comes_back = {i: self.graph.outputs[output] for i, output in self.graph.state}
         for position, tensor in enumerate(self.graph.inputs):
             choices = self._boundary_layouts(
-                tensor, comes_back.get(position), self._boundary.inputs[position]
+                tensor,
+                comes_back.get(position),
+                self._boundary.inputs[position],
+                position in self._boundary.tiled_inputs,
             )
             endpoint = self._boundary_endpoint(tensor, choices, first_use.get(tensor, 0) - 0.5)
             self.input_variables.append(endpoint.variable)
@@ -164,7 +167,7 @@ class Model:
                 self._used.setdefault(tensor, []).append(endpoint)
 
     def _boundary_layouts(
-        self, tensor: int, comes_back: int | None, fixed: Layout | None
+        self, tensor: int, comes_back: int | None, fixed: Layout | None, shared_out: bool = False
     ) -> tuple[list[Layout], TileLayouts]:
         """The layouts that a function input or output may have.
 
@@ -172,15 +175,18 @@ class Model:
           tensor: Its number.
           comes_back: For an input, the number of the output that becomes it, if any.
           fixed: The one layout it must have.
+          shared_out: Whether it is one of `Boundary.tiled_inputs`.
         """
         shape, num_devices = self.graph.tensors[tensor].shape, self.topology.num_devices
         tensors = [t for t in (tensor, comes_back) if t is not None]
         families = [e.layouts for t in tensors for e in (*self._used.get(t, ()), *self._ends(t))]
         families = list({id(f): f for f in families}.values())
-        kind = fixed or (self._boundary.tiled, self._boundary.single_copy)
+        kind = fixed or (self._boundary.tiled, self._boundary.single_copy, shared_out)
         key = ("boundary", shape, kind, *(id(f) for f in families if self._boundary.tiled and fixed is None))
         if key not in self._memo:
-            choices, layouts = boundary_choices(shape, num_devices, self._boundary, fixed, families)
+            choices, layouts = boundary_choices(
+                shape, num_devices, self._boundary, fixed, families, shared_out
+            )
             self._memo[key] = choices, self._one_object(layouts)
         return self._memo[key]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from einsummable_jax._compat import core
+from einsummable_jax.tiled_array import TiledArray
 
 PyTree = Any
 
@@ -97,7 +101,7 @@ class Signature:
             kwargs = {name: value for name, value in kwargs.items() if name not in self.static_names}
         else:
             args_left = args
-        leaves, tree = jax.tree_util.tree_flatten((args_left, kwargs))
+        leaves, tree = flatten((args_left, kwargs))
         return Call(leaves, tree, tuple(static), len(args))
 
     def _check_hashable(self, where: int | str, value: Any) -> None:
@@ -136,6 +140,30 @@ class Signature:
         return tuple(leaves)
 
 
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a tree and its structure; a `TiledArray` is one leaf, and a whole array where traced."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if not _has_tiled_arrays(structure):
+        return leaves, structure
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_tiled)
+    return [leaf.to_array() if _is_traced_tiles(leaf) else leaf for leaf in leaves], structure
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_tiled_arrays(structure: Any) -> bool:
+    """Whether a structure has them. Looked up on each call: to flatten with ``is_leaf`` is far slower."""
+    tree = jax.tree_util.tree_unflatten(structure, [0] * structure.num_leaves)
+    return any(_is_tiled(leaf) for leaf in jax.tree_util.tree_leaves(tree, is_leaf=_is_tiled))
+
+
+def _is_tiled(node: Any) -> bool:
+    return isinstance(node, TiledArray)
+
+
+def _is_traced_tiles(node: Any) -> bool:
+    return isinstance(node, TiledArray) and isinstance(node.stacked, core.Tracer)
+
+
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
@@ -160,6 +188,8 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    if isinstance(leaf, TiledArray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     try:
         aval = jax.typeof(leaf)
         weak = getattr(aval, "weak_type", False)

@@ -13,9 +13,10 @@ import jax
 
 from einsummable_jax._compat import core, pe
 from einsummable_jax.search import Plan
+from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.topology import Topology, detect
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
-from einsummable_jax.transform.launch import Executable, in_place, place
+from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import Options, prepare
 from einsummable_jax.transform.primitive import CallSite, bind
 from einsummable_jax.transform.stages import Lowered, Program, Traced
@@ -30,8 +31,9 @@ class Distributed:
     """A function that runs on all devices, planned once per tree, shapes, dtypes and static values.
 
     Made by :func:`distribute`. Calling it works like calling a `jax.jit` function; results are ordinary
-    `jax.Array` s in the plan's layout. Under `jax.jit`, `jax.grad`, `jax.vmap` and the like it becomes one
-    distributed call that is differentiated or batched and planned as a whole.
+    `jax.Array` s in the plan's layout (with ``tiled_state`` some may be `TiledArray` s). Under `jax.jit`,
+    `jax.grad`, `jax.vmap` and the like it becomes one distributed call that is differentiated or batched and
+    planned as a whole.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Signature, options: Options) -> None:
@@ -42,6 +44,7 @@ class Distributed:
         self._lock = threading.RLock()
         self._cache: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
+        self._planned: dict[int, Traced] = {}
         self._transfers: dict[tuple[int, int], int] = {}
         self._warned: set[str] = set()
 
@@ -85,11 +88,11 @@ class Distributed:
 
     def _place(self, traced: Traced, leaves: Sequence[Any], *, warn: bool) -> list[Any]:
         placed = list(leaves)
-        for number, (leaf, sharding) in enumerate(zip(leaves, traced.leaf_shardings, strict=True)):
-            if isinstance(leaf, jax.Array) and leaf.sharding is sharding:
+        for number, (leaf, slot) in enumerate(zip(leaves, traced.leaf_slots, strict=True)):
+            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and not slot.is_tiled:
                 continue
-            if not in_place(leaf, sharding):
-                placed[number] = place(leaf, sharding)
+            if not slot.holds(leaf):
+                placed[number] = slot.place(leaf)
                 if warn:
                     self._note_transfer(traced, number)
         return placed
@@ -162,6 +165,14 @@ class Distributed:
         )
 
     def _plan(self, program: Program) -> Traced:
+        """The planned program; the same one for all guises of its arguments, so that it compiles once."""
+        if program.closes_over_tracers:
+            return self._make_plan(program)
+        if id(program) not in self._planned:  # `_programs` keeps it alive
+            self._planned[id(program)] = self._make_plan(program)
+        return self._planned[id(program)]
+
+    def _make_plan(self, program: Program) -> Traced:
         lowerable = prepare(program.jaxpr, self._options, program.input_names, program.state)
         donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
         return Traced(program, Executable(lowerable, donated))
@@ -169,9 +180,11 @@ class Distributed:
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""
         program = self._program(call)
-        site = CallSite(program.name, self._options)
+        # What is traced around it sees whole arrays: state comes and goes as such.
+        site = CallSite(program.name, dataclasses.replace(self._options, tiled_state=False))
         labels = {"names": program.input_names, "state": program.state}
-        results = bind(program.jaxpr, site, *program.constants, *call.leaves, **labels)
+        leaves = [leaf.to_array() if isinstance(leaf, TiledArray) else leaf for leaf in call.leaves]
+        results = bind(program.jaxpr, site, *program.constants, *leaves, **labels)
         return jax.tree_util.tree_unflatten(program.out_tree, results)
 
 
@@ -197,6 +210,7 @@ def distribute(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
+    tiled_state: bool = False,
 ) -> Distributed:
     """Run an ordinary JAX function on several devices, its parallel plan found by search.
 
@@ -213,6 +227,10 @@ def distribute(
       static_argnums: Positions of arguments that are compile-time constants, as for `jax.jit`.
       static_argnames: Names of such arguments.
       donate_argnums: Positions of arguments whose buffers may be reused for results, as for `jax.jit`.
+      tiled_state: Whether results that come back as arguments of the next call (a train state) may be
+        `TiledArray` s: cut among all devices also where no `NamedSharding` can, as on 7 devices. The first
+        call takes ordinary arrays; within the function all are whole arrays. Under a JAX transformation
+        results are ordinary arrays.
 
     Returns:
       A function called like ``function``. It also has ``plan``, ``lower`` and ``place``.
@@ -235,4 +253,4 @@ def distribute(
             "devices are used; pass a topology of that many, or the devices to use"
         )
     signature = Signature(function, static_argnums, static_argnames, donate_argnums)
-    return Distributed(function, signature, Options(chosen, machine, cost))
+    return Distributed(function, signature, Options(chosen, machine, cost, tiled_state))

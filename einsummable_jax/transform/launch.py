@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -11,9 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from einsummable_jax.lowering import Lowerable, refined_mesh
+from einsummable_jax.layout import Layout, TiledLayout
+from einsummable_jax.lowering import Lowerable, crossing_shape, refined_mesh
+from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.progress import step
 
 _MAX_IN_FLIGHT = 4
@@ -42,17 +46,69 @@ def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[
     return results
 
 
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a plan wants an argument.
+
+    Attributes:
+      sharding: The sharding of the `jax.Array` that crosses into the executable.
+      layout: How the whole argument lies.
+      devices: The device of each rank.
+    """
+
+    sharding: NamedSharding
+    layout: Layout
+    devices: tuple[jax.Device, ...]
+
+    @functools.cached_property
+    def is_tiled(self) -> bool:
+        """Whether the argument crosses in the stacked form of a `TiledArray`."""
+        return isinstance(self.layout, TiledLayout)
+
+    def holds(self, array: Any) -> bool:
+        """Whether ``array`` already is there."""
+        if isinstance(array, TiledArray):
+            same = array.layout == self.layout and array.stacked.shape == array.layout.stacked_shape
+            return same and in_place(array.stacked, self.sharding)
+        return not self.is_tiled and in_place(array, self.sharding)
+
+    def place(self, array: Any) -> Any:
+        """``array`` where the plan wants it, a `TiledArray` or `jax.Array`; itself if it already is there."""
+        if isinstance(array, TiledArray):
+            array.check()
+        if self.holds(array):
+            return array
+        if not isinstance(self.layout, TiledLayout):
+            whole = np.asarray(array) if isinstance(array, TiledArray) else array
+            return jax.device_put(whole, self.sharding)
+        if isinstance(array, TiledArray) and array.layout == self.layout:
+            return TiledArray(jax.device_put(array.stacked, self.sharding), self.layout, array.shape)
+        return TiledArray.from_array(array, self.layout, self.devices)
+
+
 class Executable:
     """A lowerable plan with its jitted program.
 
     Attributes:
       lowerable: The plan and its exchange programs.
-      in_shardings: The sharding of each argument.
+      in_shardings: The sharding of each argument, of its stacked form if it is in tiles.
+      slots: Where each argument belongs.
     """
 
     def __init__(self, lowerable: Lowerable, donated: tuple[int, ...] = ()) -> None:
         self.lowerable = lowerable
         self.in_shardings = lowerable.in_shardings
+        plan, devices = lowerable.plan, lowerable.devices
+        self.slots = tuple(
+            Slot(sharding, layout, devices)
+            for sharding, layout in zip(self.in_shardings, plan.inputs, strict=True)
+        )
+        self._tiled_inputs = [i for i, slot in enumerate(self.slots) if slot.is_tiled]
+        self._tiled_outputs = [
+            (i, layout, plan.graph.tensors[tensor].shape)
+            for i, (layout, tensor) in enumerate(zip(plan.outputs, plan.graph.outputs, strict=True))
+            if isinstance(layout, TiledLayout)
+        ]
         self.donated = donated
         self._compiled = False
 
@@ -72,24 +128,35 @@ class Executable:
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The arguments, abstract, in their layouts."""
-        graph = self.lowerable.plan.graph
+        plan = self.lowerable.plan
+        values = [plan.graph.tensors[tensor] for tensor in plan.graph.inputs]
         return [
-            jax.ShapeDtypeStruct(graph.tensors[t].shape, graph.tensors[t].dtype, sharding=sharding)
-            for t, sharding in zip(graph.inputs, self.in_shardings, strict=True)
+            jax.ShapeDtypeStruct(crossing_shape(layout, value.shape), value.dtype, sharding=sharding)
+            for value, layout, sharding in zip(values, plan.inputs, self.in_shardings, strict=True)
         ]
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Launch with arguments already in place."""
         if self._compiled:
-            return launch(self.jitted, args)
+            return self.launch(self.jitted, args)
         with step(f"compiling for {len(self.lowerable.devices)} devices"):
-            results = launch(self.jitted, args)
+            results = self.launch(self.jitted, args)
         self._compiled = True
+        return results
+
+    def launch(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+        """Launch ``function``, this program in some compiled form, with arguments already in place."""
+        args = list(args)
+        for i in self._tiled_inputs:
+            args[i] = args[i].stacked
+        results = launch(function, args)
+        for i, layout, shape in self._tiled_outputs:
+            results[i] = TiledArray(results[i], layout, shape)
         return results
 
     def place_and_run(self, args: Sequence[Any]) -> list[Any]:
         """Move arguments where the plan wants them, then launch."""
-        return self.run([place(arg, sharding) for arg, sharding in zip(args, self.in_shardings, strict=True)])
+        return self.run([slot.place(arg) for arg, slot in zip(args, self.slots, strict=True)])
 
 
 def in_place(array: Any, sharding: NamedSharding) -> bool:
@@ -98,11 +165,6 @@ def in_place(array: Any, sharding: NamedSharding) -> bool:
         return False
     held = array.sharding
     return held is sharding or held == sharding or held.is_equivalent_to(sharding, array.ndim)
-
-
-def place(array: Any, sharding: NamedSharding) -> jax.Array:
-    """``array`` in the layout of ``sharding``; itself if it already is."""
-    return array if in_place(array, sharding) else jax.device_put(array, sharding)
 
 
 @functools.lru_cache(maxsize=128)

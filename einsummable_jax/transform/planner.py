@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from einsummable_jax.exchange import ExchangeProgram, simulate_seconds, synthesise
-from einsummable_jax.graph import build_graph
+from einsummable_jax.graph import Graph, build_graph
 from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
-from einsummable_jax.search import Plan, search
+from einsummable_jax.search import Boundary, Plan, search
 from einsummable_jax.topology import Topology
 from einsummable_jax.transform.progress import step
 
@@ -27,11 +28,19 @@ class Options:
       devices: The device of each rank.
       topology: The machine to plan for.
       objective: ``"time"`` or ``"bytes"``.
+      tiled_state: Whether results that come back as arguments may stay in uneven tiles.
     """
 
     devices: tuple[jax.Device, ...]
     topology: Topology
     objective: str
+    tiled_state: bool = False
+
+    def boundary(self, graph: Graph) -> Boundary:
+        """What the layouts of the graph's inputs and results may be."""
+        state = (i for i, _ in graph.state if self.tiled_state)
+        tiled = frozenset(i for i in state if isinstance(graph.tensors[graph.inputs[i]].dtype, np.dtype))
+        return dataclasses.replace(Boundary.chosen(graph), tiled_inputs=tiled)
 
 
 def _as_stored(demand: Demand) -> Demand:
@@ -67,7 +76,7 @@ def prepare(jaxpr: Any, options: Options, names: Sequence[str] = (), state: Any 
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state)
     with step(f"searching plans of {len(graph.operations)} operations on {len(options.devices)} devices"):
-        plan = search(graph, options.topology, options.objective)
+        plan = search(graph, options.topology, options.objective, boundary=options.boundary(graph))
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)

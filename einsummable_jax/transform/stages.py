@@ -12,8 +12,8 @@ import jax
 from einsummable_jax._compat import core
 from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
-from einsummable_jax.transform.arguments import Call
-from einsummable_jax.transform.launch import Executable, launch, place
+from einsummable_jax.transform.arguments import Call, abstract, flatten
+from einsummable_jax.transform.launch import Executable, Slot
 from einsummable_jax.transform.progress import step
 
 
@@ -91,15 +91,15 @@ class Traced:
         return self.executable.lowerable.plan
 
     @functools.cached_property
-    def placed_constants(self) -> list[jax.Array]:
+    def placed_constants(self) -> list[Any]:
         """The constants in the plan's layout."""
-        shardings = self.executable.in_shardings
-        return [place(value, s) for value, s in zip(self.program.constants, shardings, strict=False)]
+        slots = self.executable.slots
+        return [slot.place(value) for value, slot in zip(self.program.constants, slots, strict=False)]
 
     @functools.cached_property
-    def leaf_shardings(self) -> tuple[Any, ...]:
-        """Sharding of every leaf of the arguments."""
-        return self.executable.in_shardings[len(self.program.constants) :]
+    def leaf_slots(self) -> tuple[Slot, ...]:
+        """Where every leaf of the arguments belongs."""
+        return self.executable.slots[len(self.program.constants) :]
 
     def lower(self) -> Lowered:
         """Lower to StableHLO."""
@@ -157,12 +157,13 @@ class Compiled:
 
     @property
     def input_shardings(self) -> tuple[Any, Any]:
-        """The shardings of ``(args, kwargs)`` as trees."""
-        return jax.tree_util.tree_unflatten(self.traced.program.call.tree, self.traced.leaf_shardings)
+        """The shardings of ``(args, kwargs)`` as trees; of a leaf in tiles, that of its stacked form."""
+        shardings = [slot.sharding for slot in self.traced.leaf_slots]
+        return jax.tree_util.tree_unflatten(self.traced.program.call.tree, shardings)
 
     @property
     def output_shardings(self) -> Any:
-        """The shardings of the results as a tree."""
+        """The shardings of the results as a tree; of a result in tiles, that of its stacked form."""
         shardings = self.traced.executable.lowerable.out_shardings
         return jax.tree_util.tree_unflatten(self.traced.program.out_tree, shardings)
 
@@ -180,19 +181,19 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with dynamic arguments only, as a `jax.stages.Compiled` does."""
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        leaves, tree = flatten((args, kwargs))
         traced, program = self.traced, self.traced.program
         if tree != program.call.tree:
             raise TypeError(
                 f"compiled {program.name} expects arguments of tree {program.call.tree}, found {tree}"
             )
         for leaf, struct, name in zip(leaves, program.call.leaves, program.names, strict=True):
-            found = jax.typeof(leaf)
+            found = abstract(leaf, name, program.name)
             if (found.shape, found.dtype) != (struct.shape, struct.dtype):
                 raise TypeError(
                     f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled "
                     f"for {struct.dtype}{list(struct.shape)}; call the distributed function to plan anew"
                 )
-        placed = [place(x, s) for x, s in zip(leaves, traced.leaf_shardings, strict=True)]
-        results = launch(self.jax_compiled, [*traced.placed_constants, *placed])
+        placed = [slot.place(x) for x, slot in zip(leaves, traced.leaf_slots, strict=True)]
+        results = traced.executable.launch(self.jax_compiled, [*traced.placed_constants, *placed])
         return jax.tree_util.tree_unflatten(program.out_tree, results)

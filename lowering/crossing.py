@@ -1,0 +1,48 @@
+"""How function inputs and outputs cross into the executable: each as one `jax.Array`, whatever its tiles."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from einsummable_jax.layout import Layout, MeshLayout, axis_names, axis_sizes
+
+
+@functools.lru_cache(maxsize=64)
+def refined_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
+    """The mesh over the prime factors of the device count, ranks in row-major order."""
+    sizes = axis_sizes(len(devices))
+    return Mesh(
+        np.array(devices, dtype=object).reshape(sizes),
+        axis_names(len(devices)),
+        axis_types=(AxisType.Auto,) * len(sizes),
+    )
+
+
+def partition_spec(layout: Layout) -> PartitionSpec:
+    """The sharding over the refined mesh of the array that crosses: for tiles their stacked form, by row."""
+    if isinstance(layout, MeshLayout):
+        return layout.partition_spec()
+    return PartitionSpec(axis_names(layout.num_devices))
+
+
+@functools.lru_cache(maxsize=4096)
+def named_sharding(devices: tuple[jax.Device, ...], layout: Layout) -> NamedSharding:
+    """The same over ``devices``."""
+    return NamedSharding(refined_mesh(devices), partition_spec(layout))
+
+
+def crossing_shape(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the array that crosses for a tensor of ``shape``."""
+    return tuple(shape) if isinstance(layout, MeshLayout) else layout.stacked_shape
+
+
+def shard_shape(layout: Layout, shape: Sequence[int], device: int) -> tuple[int, ...]:
+    """The shape of ``device``'s part of it."""
+    if isinstance(layout, MeshLayout):
+        return layout.device_boxes(shape)[device].shape
+    return (1, layout.row_elements)
