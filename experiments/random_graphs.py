@@ -2,8 +2,8 @@
 
     python -m experiments.random_graphs --graphs=500
 
-No plan of the search may receive more than the best plan over one refined mesh: its space holds them all. (Where
-it spreads a contraction more evenly than any mesh can, the two are not alike, and it may.)
+No plan of the search may receive more than the best plan over one refined mesh: its space holds them all.
+(Where it spreads a contraction more evenly than any mesh can, the two are not alike, and it may.)
 """
 
 from __future__ import annotations
