@@ -59,13 +59,23 @@ class Candidates:
         """The candidates that ``keep`` selects (booleans or positions)."""
         return Candidates(self.bounds[keep], self.cells[keep], self.parts[keep])
 
+    def placed(self, devices: Sequence[int], num_devices: int) -> Candidates:
+        """The same on some of ``num_devices`` devices; the others run nothing."""
+        if len(devices) == num_devices:
+            return self
+        bounds = np.zeros((len(self), num_devices, *self.bounds.shape[2:]), np.int64)
+        cells = np.zeros((len(self), num_devices, *self.cells.shape[2:]), np.int64)
+        bounds[:, list(devices)], cells[:, list(devices)] = self.bounds, self.cells
+        return Candidates(bounds, cells, self.parts)
+
     def words(self, candidate: int, names: Sequence[str]) -> str:
         """One candidate in words, ``b:2 h:4``; ``x2`` marks work done twice."""
         parts = self.parts[candidate]
         cuts = [f"{name}:{n}" for name, n in zip(names, parts, strict=True) if n > 1]
         if not cuts:
             return "replicated"
-        repeats = self.num_devices // int(self.distinct_calls[candidate])
+        working = int((self.loads[candidate] > 0).sum())
+        repeats = working // int(self.distinct_calls[candidate])
         return " ".join(cuts) + (f" x{repeats}" if repeats > 1 else "")
 
     def boxes(self, candidate: int) -> tuple[Box, ...]:

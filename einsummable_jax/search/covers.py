@@ -1,4 +1,4 @@
-"""Decompositions that no mesh gives: columns of rectangles, linear ranges of several labels, cuts by segments."""
+"""Decompositions that no mesh gives: columns of rectangles, ranges of several labels, cuts by segments."""
 
 from __future__ import annotations
 
@@ -148,6 +148,81 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
+# ---- recursive halving -----------------------------------------------------------------------------
+
+
+Shares = tuple[float, ...]
+MAX_HALVED = 16
+"""Boxes are cut in two again and again for at most this many devices."""
+
+
+def guillotine(
+    extents: Sequence[int],
+    cuttable: Sequence[bool],
+    arrays: Sequence[tuple[Collection[int], float]],
+    num_devices: int,
+) -> DeviceBoxes | None:
+    """The boxes, by cutting in two in proportion to device counts again and again, that touch fewest bytes.
+
+    Args:
+      extents: Extent of each label.
+      cuttable: Whether each label may be cut.
+      arrays: The labels of each array touched, and its bytes.
+      num_devices: Number of devices.
+
+    Returns:
+      One box on each device; None if there are too many devices or too few values.
+    """
+    # Labels that the same arrays have cost the same to cut: the longest will do.
+    classes: dict[tuple[bool, ...], int] = {}
+    for label in sorted((i for i, n in enumerate(extents) if cuttable[i]), key=lambda i: -extents[i]):
+        classes.setdefault(tuple(label in labels for labels, _ in arrays), label)
+    labels = sorted(label for shows, label in classes.items() if any(shows))
+    if num_devices > MAX_HALVED or not labels:
+        return None
+
+    shown = [([i for i, label in enumerate(labels) if label in has], size) for has, size in arrays]
+
+    @functools.cache
+    def best(devices: int, shares: Shares) -> tuple[float, tuple[int, int] | None]:
+        """Bytes touched by a box with these shares of its labels, cut for so many devices; its first cut."""
+        if devices == 1:
+            return sum(size * math.prod([shares[i] for i in has]) for has, size in shown), None
+        least, choice = math.inf, None
+        for position in range(len(labels)):
+            for first in range(1, devices // 2 + 1):
+                total = best(first, scaled(shares, position, first / devices))[0]
+                if total < least:
+                    total += best(devices - first, scaled(shares, position, 1 - first / devices))[0]
+                if total < least * (1 - 1e-9):
+                    least, choice = total, (position, first)
+        return least, choice
+
+    def scaled(shares: Shares, position: int, factor: float) -> Shares:
+        return (*shares[:position], round(shares[position] * factor, 9), *shares[position + 1 :])
+
+    def cut(devices: int, shares: Shares, box: Bounds) -> Iterator[Bounds]:
+        _, choice = best(devices, shares)
+        if choice is None:
+            yield box
+            return
+        position, first = choice
+        label = labels[position]
+        start, stop = box[label]
+        middle = start + round((stop - start) * first / devices)
+        halves = (
+            (first, first / devices, (start, middle)),
+            (devices - first, 1 - first / devices, (middle, stop)),
+        )
+        for count, factor, interval in halves:
+            half = (*box[:label], interval, *box[label + 1 :])
+            yield from cut(count, scaled(shares, position, factor), half)
+
+    whole = tuple((0, n) for n in extents)
+    boxes = list(cut(num_devices, (1.0,) * len(labels), whole))
+    return tuple((box,) for box in boxes) if all(map(volume, boxes)) else None
+
+
 # ---- several labels as one range -------------------------------------------------------------------
 
 
@@ -200,8 +275,8 @@ def segments(
 ) -> Iterator[DeviceBoxes]:
     """Cuts of labels at break points, each segment shared out among the devices like the whole label.
 
-    The label may be cut by a factor of the device count, another label by the rest of it; with a break at every
-    value a label may be left uncut: its values become separate calls.
+    The label may be cut by a factor of the device count, another label by the rest of it. With a break at
+    every value a label may be left uncut: its values become separate calls.
 
     Args:
       extents: Extent of each label.
@@ -213,7 +288,7 @@ def segments(
         for broken, points in breaks.items():
             spans = list(itertools.pairwise([0, *points, extents[broken]]))
             parts = num_devices // factor
-            # Without a cut only a label taken apart value by value changes anything; slivers are not worth one.
+            # Without a cut only a label taken apart value by value changes anything; slivers are left whole.
             useful = len(spans) == extents[broken] if parts == 1 else min(b - a for a, b in spans) >= parts
             if not cuttable[broken] or not useful:
                 continue

@@ -64,7 +64,7 @@ class KernelCost:
         return touched_bytes
 
     def external_sizes(self, group: Group) -> list[tuple[tuple[int, ...], float]]:
-        """The labels of each array that a group reads or leaves, and the bytes that one call for all touches."""
+        """For each array a group reads or leaves: its labels, and the bytes that one call for all touches."""
         space, sizes = Box.full(group.extents), []
         for mapped, bound, times, itemsize in self._external_arrays(group):
             labels = tuple(sorted({label for dim in mapped for label, _ in dim.terms}))
@@ -75,7 +75,7 @@ class KernelCost:
         return sizes
 
     def _external_arrays(self, group: Group) -> list[tuple[ArrayMap, ArrayMap | None, int, int]]:
-        """Each array the group reads or leaves: its map, a map that bounds it, how often it counts, itemsize."""
+        """Each array a group reads or leaves: its map, one that bounds it, how often it counts, itemsize."""
         tensors, inside = self.graph.tensors, set(group.members)
         made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
         found: dict[Hashable, tuple[ArrayMap, ArrayMap | None, int, int]] = {}
@@ -97,7 +97,7 @@ class KernelCost:
     def _external_volumes(
         self, group: Group, candidates: Candidates | Covers
     ) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and their size in bytes."""
+        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and its itemsize."""
         volumes = []
         for mapped, bound, times, itemsize in self._external_arrays(group):
             volume = self._volume(mapped, candidates)

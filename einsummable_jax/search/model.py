@@ -92,6 +92,7 @@ class Model:
       topology: The machine.
       objective: ``"time"`` or ``"bytes"``.
       boundary: What the layouts of inputs and results may be.
+      devices: For each group the devices that may run it; by default all.
 
     Attributes:
       energy: The costs; variables are groups, inputs, outputs, and delivered layouts in between.
@@ -101,7 +102,12 @@ class Model:
     """
 
     def __init__(
-        self, graph: Graph, topology: Topology, objective: str, boundary: Boundary | None = None
+        self,
+        graph: Graph,
+        topology: Topology,
+        objective: str,
+        boundary: Boundary | None = None,
+        devices: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.graph = graph
         self.topology = topology
@@ -117,11 +123,13 @@ class Model:
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
         groups = make_groups(graph)
-        self._cover_search = CoverSearch(
-            graph, groups, topology.num_devices, self._kernel_cost, self._fixed_layouts()
+        everywhere = tuple(range(topology.num_devices))
+        devices = devices or [everywhere] * len(groups)
+        found = CoverSearch(
+            graph, groups, topology.num_devices, devices, self._kernel_cost, self._fixed_layouts()
         )
         for number, group in enumerate(groups):
-            self._add_group(group, self._cover_search.covers(number))
+            self._add_group(group, devices[number], found.covers(number))
         self._add_boundary()
         for tensor in range(len(graph.tensors)):
             self._add_exchanges(tensor)
@@ -213,8 +221,8 @@ class Model:
 
     # ---- operations ------------------------------------------------------------------------------
 
-    def _add_group(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> None:
-        candidates, covers = self._candidates(group, offered)
+    def _add_group(self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]) -> None:
+        candidates, covers = self._candidates(group, devices, offered)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in (candidates, covers)])
         is_even = np.concatenate([candidates.is_even, covers.is_even])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
@@ -230,7 +238,9 @@ class Model:
                 layouts, index = self._layouts(group, member, (candidates, covers), array_map, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
 
-    def _candidates(self, group: Group, offered: tuple[DeviceBoxes, ...]) -> tuple[Candidates, Covers]:
+    def _candidates(
+        self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
+    ) -> tuple[Candidates, Covers]:
         """The mesh candidates that every member admits, and the covers; balanced where that is asked."""
         operations = [(m, self.graph.operations[m]) for m in group.members]
         merged = {
@@ -241,15 +251,25 @@ class Model:
         }
         monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
-        key = ("candidates", group.extents, group.cuttable, frozenset(merged), monoids, balanced, offered)
+        key = (
+            "candidates",
+            group.extents,
+            group.cuttable,
+            frozenset(merged),
+            monoids,
+            balanced,
+            devices,
+            offered,
+        )
         if key not in self._memo:
-            found = mesh_candidates(group.extents, group.cuttable, self.topology.num_devices)
+            found = mesh_candidates(group.extents, group.cuttable, len(devices))
             keep = np.ones(len(found), bool)
             for array_map in merged:
                 keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
             for of_label in monoids:
                 keep &= _one_monoid(found, of_label)
-            found, covers = found.take(keep), Covers(offered, len(group.extents), self.topology.num_devices)
+            found = found.take(keep).placed(devices, self.topology.num_devices)
+            covers = Covers(offered, len(group.extents), self.topology.num_devices)
             self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
         return self._memo[key]
 
@@ -268,6 +288,7 @@ class Model:
         key = ("layouts", id(candidates), id(covers), mapped, reductions)
         if key not in self._memo:
             boxes = touched_boxes(mapped, candidates.bounds)
+            boxes[candidates.loads == 0] = 0  # no call, no need
             parts = np.zeros(boxes.shape[:2], np.int64)
             for label in reductions:
                 parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]

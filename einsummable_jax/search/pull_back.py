@@ -1,4 +1,4 @@
-"""Carrying decompositions across tensors: from tiles of a tensor to the calls that read or make just these."""
+"""Carrying decompositions across tensors: from tiles to the calls that read or make just these."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def label_intervals(
 
 
 def merged_run(dim_map: DimMap, extents: Sequence[int]) -> tuple[int, ...] | None:
-    """The labels, major first, that a dimension enumerates one after the other; None if it is not of that kind."""
+    """The labels, major first, that a dimension enumerates one after the other; None if it does not."""
     terms = sorted(dim_map.terms, key=lambda term: -term[1])
     run = tuple(label for label, _ in terms)
     strides = [math.prod(extents[label] for label in run[i + 1 :]) for i in range(len(run))]

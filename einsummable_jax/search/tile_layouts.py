@@ -153,7 +153,7 @@ class SeveralTiles:
 
     @functools.cached_property
     def copies(self) -> tuple[np.ndarray, ...]:
-        """For each slot, how many devices hold each element of a tile's contribution on average, ``[W, p]``."""
+        """For each slot, how many devices hold the contribution of a tile on average, floats ``[W, p]``."""
         return tuple(self._holders(slot, volumes, True) for slot, volumes in self._paired)
 
     @functools.cached_property

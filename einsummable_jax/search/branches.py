@@ -1,0 +1,120 @@
+"""Independent branches of a graph, to run side by side on devices of their own.
+
+A sum of costs cannot see that two branches run at once, so which devices a branch may use is chosen outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from einsummable_jax.graph import Graph
+from einsummable_jax.search.groups import Group
+
+LIGHT = 0.01
+"""Groups with at most this share of all operations belong to whatever branch they feed or follow."""
+UNEVEN = 1.01
+"""Devices of branches side by side may have at most this many times the mean work."""
+MAX_PLACEMENTS = 3
+
+
+def side_by_side(
+    graph: Graph, groups: Sequence[Group], num_devices: int
+) -> Iterator[list[tuple[int, ...]]]:
+    """Ways to give the independent branches of a graph disjoint devices in proportion to their work.
+
+    Args:
+      graph: What is planned.
+      groups: Its groups.
+      num_devices: Number of devices.
+
+    Yields:
+      For each group the devices that may run it: all for groups between branches.
+    """
+    work = [sum(graph.operations[m].spec.flops for m in group.members) for group in groups]
+    branch_of = _branches(graph, groups, [w > LIGHT * sum(work) for w in work])
+    totals: dict[int, float] = {}
+    for branch, amount in zip(branch_of, work, strict=True):
+        if branch is not None:
+            totals[branch] = totals.get(branch, 0.0) + amount
+    everywhere = tuple(range(num_devices))
+    found = 0
+    for count in range(min(len(totals), num_devices), 1, -1):
+        devices = _shares(totals, count, num_devices)
+        if devices is not None and found < MAX_PLACEMENTS:
+            found += 1
+            yield [everywhere if branch is None else devices[branch] for branch in branch_of]
+
+
+def _branches(graph: Graph, groups: Sequence[Group], heavy: Sequence[bool]) -> list[int | None]:
+    """The branch of each group, by the number of one of its heavy groups; None where several meet."""
+    group_of = {m: number for number, group in enumerate(groups) for m in group.members}
+    makers = {t: group_of[i] for i, op in enumerate(graph.operations) for t in op.results}
+    sources = [
+        sorted({makers[t] for m in g.members for t in graph.operations[m].operands if t in makers} - {n})
+        for n, g in enumerate(groups)
+    ]
+    leader = list(range(len(groups)))
+
+    def root(number: int) -> int:
+        while leader[number] != number:
+            number = leader[number]
+        return number
+
+    above = _heavy_above(sources, heavy)
+    for number, feeding in enumerate(above):
+        for other in feeding if heavy[number] else ():
+            leader[root(number)] = root(other)
+    met: list[set[int]] = [
+        {root(n)} if heavy[n] else {root(other) for other in feeding} for n, feeding in enumerate(above)
+    ]
+    # What feeds only one branch, and follows none, belongs to it.
+    feeds: list[set[int | None]] = [set() for _ in groups]
+    for number in reversed(_in_order(sources)):
+        if not met[number] and len(feeds[number]) == 1 and None not in feeds[number]:
+            met[number] = {branch for branch in feeds[number] if branch is not None}
+        for source in sources[number]:
+            feeds[source] |= met[number] if len(met[number]) == 1 else {None}
+    return [next(iter(branches)) if len(branches) == 1 else None for branches in met]
+
+
+def _in_order(sources: Sequence[Sequence[int]]) -> list[int]:
+    """The groups, each after those it reads from."""
+    order: dict[int, None] = {}
+    for start in range(len(sources)):
+        stack = [start]
+        while stack:
+            waiting = [s for s in sources[stack[-1]] if s not in order]
+            if waiting:
+                stack.append(waiting[0])
+            else:
+                order[stack.pop()] = None
+    return list(order)
+
+
+def _heavy_above(sources: Sequence[Sequence[int]], heavy: Sequence[bool]) -> list[set[int]]:
+    """The nearest heavy groups whose results each group reads, through light ones."""
+    above: list[set[int]] = [set() for _ in sources]
+    for number in _in_order(sources):
+        for source in sources[number]:
+            above[number] |= {source} if heavy[source] else above[source]
+    return above
+
+
+def _shares(totals: dict[int, float], count: int, num_devices: int) -> dict[int, tuple[int, ...]] | None:
+    """Devices of each branch, the branches put in ``count`` bundles; None where no split is even."""
+    bundles: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(count)]
+    for branch in sorted(totals, key=lambda b: (-totals[b], b)):
+        smallest = min(range(count), key=lambda i: bundles[i][0])
+        work, members = bundles[smallest]
+        bundles[smallest] = work + totals[branch], [*members, branch]
+    share = sum(totals.values()) / num_devices
+    sizes = [max(1, round(work / share)) for work, _ in bundles]
+    if sum(sizes) != num_devices or any(
+        work > UNEVEN * share * size for (work, _), size in zip(bundles, sizes, strict=True)
+    ):
+        return None
+    devices, start = {}, 0
+    for (_, members), size in zip(bundles, sizes, strict=True):
+        devices |= {branch: tuple(range(start, start + size)) for branch in members}
+        start += size
+    return devices
