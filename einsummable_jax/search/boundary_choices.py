@@ -8,6 +8,7 @@ import numpy as np
 
 from einsummable_jax.layout import Layout, mesh_layouts
 from einsummable_jax.search.boundary import Boundary, boundary_family
+from einsummable_jax.search.candidates import mesh_candidates
 from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
 from einsummable_jax.search.tiles import DeviceBoxes, as_layout, single_copy
 
@@ -61,7 +62,11 @@ def _tiled(
             if count == 1 and not once:
                 found[boxes] = None
             found[single_copy(shape, boxes)] = None
-    return list(found) or [single_copy(shape, whole)]
+    if len(families) != 1:  # users may each need a part: a mesh cuts the whole for all of them
+        cuts = mesh_candidates(shape, [True] * len(shape), num_devices)
+        for number in np.flatnonzero(cuts.distinct_calls == cuts.distinct_calls.max()).tolist():
+            found[single_copy(shape, tuple((box.bounds,) for box in cuts.boxes(number)))] = None
+    return list(found)
 
 
 def _boxes(layout: Layout, shape: tuple[int, ...]) -> DeviceBoxes:
