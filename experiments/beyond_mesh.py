@@ -5,11 +5,14 @@
 For each row: the best plan over one refined mesh by exhaustive enumeration (`experiments.mesh_oracle`), the
 goal, the bytes that the plan's exchange programs receive, how evenly its work is spread, and how long the
 search took. A row is met when its plan keeps to its boundary and is at or below the goal in bytes and load.
+Then the same computation at a small size is planned and executed on CPU devices: its results are compared
+with one device's, and the bytes that the engine counts with those that the plan predicts.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,12 +28,14 @@ from experiments import common
 from experiments.cases import CASES, MIB, NOT_YET, VARIANTS, Case
 from experiments.mesh_oracle import DeviceBoxes, best_mesh_plan, single_copy_layouts
 from experiments.plan_picture import draw_plan
+from experiments.small_runs import execute
 
 _CASES = flags.DEFINE_list("case", [], "Only these rows, by number.")
 _VARIANTS = flags.DEFINE_bool("variants", False, "Also other cases of the same kinds.")
 _MACHINE = flags.DEFINE_string("machine", "dgx_a100", "The machine to plan for.")
 _OBJECTIVE = flags.DEFINE_enum("objective", "bytes", ["bytes", "time"], "What the search minimises.")
 _ORACLE = flags.DEFINE_bool("oracle", True, "Enumerate the mesh plans of each row.")
+_EXECUTE = flags.DEFINE_bool("execute", True, "Run the small size of each row on CPU devices.")
 _PICTURE = flags.DEFINE_string("picture", None, "Draw the plan of the first row chosen to this PNG file.")
 
 LOAD_GOAL = 1.01
@@ -155,18 +160,23 @@ def main(argv: list[str]) -> None:
     """Run the experiment."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}")
+    if _EXECUTE.value:
+        common.start_devices()
     rows: list[dict[str, Any]] = []
     for case in (*CASES, *(VARIANTS if _VARIANTS.value else ())):
         if _CASES.value and case.row not in _CASES.value:
             continue
         plan, search_s, synthesis_s = plan_case(case, _MACHINE.value, _OBJECTIVE.value)
-        rows.append(measure(case, plan, search_s, synthesis_s) | {"variant": case in VARIANTS})
+        row = measure(case, plan, search_s, synthesis_s) | {"variant": case in VARIANTS}
+        rows.append(row | (execute(case, _MACHINE.value, _OBJECTIVE.value) if _EXECUTE.value else {}))
         if _PICTURE.value and len(rows) == 1:
             draw_plan(plan, f"{case.row}: {case.name}, {case.num_devices} devices", _PICTURE.value)
     _print(rows)
     summary = summarise(rows)
     print(summary)
     common.write_json(rows, summary)
+    if wrong := [row for row in rows if row.get("executed") == "wrong"]:
+        sys.exit(f"{len(wrong)} small sizes differ from one device or from the plan's bytes")
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
@@ -181,6 +191,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         "most on one",
         "load",
         "search s",
+        "ran",
         "met",
     )
     cells: list[tuple[Any, ...]] = [
@@ -195,14 +206,25 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
             _mib(row["planned_max_device_bytes"]),
             f"{row['load']:.3f}",
             f"{row['search_s']:.2f}",
+            _ran(row),
             "yes" if row["met"] else "NO: boundary" if row["boundary_violations"] else "NO",
         )
         for row in rows
     ]
     cells += [
-        (row, name, *[""] * 8, "not yet: needs masks") for row, name in NOT_YET.items() if not _CASES.value
+        (row, name, *[""] * 9, "not yet: needs masks") for row, name in NOT_YET.items() if not _CASES.value
     ]
     common.print_table("Bytes received by all devices, MiB", columns, cells)
+
+
+def _ran(row: dict[str, Any]) -> str:
+    if "executed" not in row:
+        return "-"
+    return (
+        "equal"
+        if row["executed"] == "equal"
+        else f"WRONG: {row['counted_bytes']} of {row['predicted_bytes']} B"
+    )
 
 
 def _mib(count: float | None) -> str:

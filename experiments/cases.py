@@ -470,7 +470,7 @@ def _fused_variant(name: str, num_devices: int, results: int, full: Program, sma
 
 VARIANTS = (
     _product_variant(6144, 3, 48),
-    _product_variant(7168, 7, 56),
+    _product_variant(7056, 7, 84),
     _product_variant(7200, 9, 36),
     Case(
         "1-3",

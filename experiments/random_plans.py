@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from jax.sharding import NamedSharding
 
 from einsummable_jax.graph import Graph, build_graph
 from einsummable_jax.lowering import Lowerable
@@ -29,7 +28,7 @@ from einsummable_jax.search import Plan, search
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.model import Model
 from einsummable_jax.topology import Topology, detect
-from einsummable_jax.transform.launch import Executable, launch, place
+from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.planner import with_exchanges
 from experiments import common
 from experiments.models.llama import LlamaConfig
@@ -88,13 +87,13 @@ class Candidate:
     Attributes:
       name: ``chosen``, or the number of the random plan.
       plan: The plan with its exchanges.
-      shardings: The sharding of each argument.
-      compiled: Its executable.
+      executable: Its program and where each argument belongs.
+      compiled: The compiled program.
     """
 
     name: str
     plan: Plan
-    shardings: Sequence[NamedSharding]
+    executable: Executable
     compiled: Any
 
     @property
@@ -138,15 +137,15 @@ def compile_plan(name: str, plan: Plan, topology: Topology, devices: Sequence[ja
     plan, programs = with_exchanges(plan, topology)
     executable = Executable(Lowerable(plan, programs, tuple(devices)))
     compiled = executable.jitted.lower(*executable.structs()).compile()
-    return Candidate(name, plan, executable.in_shardings, compiled)
+    return Candidate(name, plan, executable, compiled)
 
 
 def timed(candidate: Candidate, arguments: Sequence[np.ndarray]) -> tuple[float, list[Any]]:
     """Seconds of one run and its results, after one that is not timed."""
-    placed = [place(a, s) for a, s in zip(arguments, candidate.shardings, strict=True)]
-    jax.block_until_ready(launch(candidate.compiled, placed))
+    placed = [slot.place(a) for a, slot in zip(arguments, candidate.executable.slots, strict=True)]
+    jax.block_until_ready(candidate.executable.launch(candidate.compiled, placed))
     start = time.perf_counter()
-    results = jax.block_until_ready(launch(candidate.compiled, placed))
+    results = jax.block_until_ready(candidate.executable.launch(candidate.compiled, placed))
     return time.perf_counter() - start, results
 
 

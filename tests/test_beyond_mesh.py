@@ -2,8 +2,6 @@
 
 import itertools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +13,8 @@ from einsummable_jax.transform.planner import with_exchanges
 from experiments.beyond_mesh import boundary_violations, device_loads, mesh_choices
 from experiments.cases import CASES, MIB, VARIANTS, attention_goal, cut_along, product_goal
 from experiments.mesh_oracle import best_mesh_plan, mesh_cells, minimise, single_copy_layouts
-from experiments.random_graphs import DEVICE_COUNTS, random_program
+from experiments.random_graphs import DEVICE_COUNTS, compare, is_worse, random_program
+from experiments.small_runs import execute
 
 BY_NAME = {(case.row, case.name): case for case in CASES}
 
@@ -139,10 +138,21 @@ def test_boundary_violations_and_loads_of_a_plan():
     assert device_loads(plan) == [8.0] + [0.0] * 7
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.row} {case.name}")
-def test_small_sizes_run_on_one_device(case):
-    draw = np.random.default_rng(0)
-    arguments = [jnp.asarray(draw.standard_normal(s.shape), s.dtype) for s in case.small.arguments]
-    results = jax.jit(case.small.function)(*arguments)
-    shapes = [case.small.graph.tensors[t].shape for t in case.small.graph.outputs]
-    assert [leaf.shape for leaf in jax.tree.leaves(results)] == shapes
+@pytest.mark.parametrize("row", ["2", "3", "6", "8", "14", "17", "fft", "conv"])
+def test_small_sizes_equal_one_device_and_receive_what_the_plan_says(row):
+    case = next(case for case in CASES if case.row == row)
+    found = execute(case, "dgx_a100", "bytes")
+    assert found["executed"] == "equal", found
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_the_search_is_never_worse_than_the_best_mesh_plan(first):
+    rows = [compare(seed) for seed in range(first, first + 20)]
+    assert [row for row in rows if is_worse(row)] == []
+
+
+def test_worse_is_more_bytes_at_no_better_a_load():
+    row = {"search_cost_bytes": 101.5, "mesh_bytes": 100, "search_load": 1.0, "mesh_load": 1.0}
+    assert is_worse(row)
+    assert not is_worse(row | {"mesh_bytes": 101})
+    assert not is_worse(row | {"mesh_load": 1.25})

@@ -21,10 +21,10 @@ class Boundary:
       outputs: The same for each result.
       tiled: Whether chosen layouts may be any tiles; otherwise they are those that a `NamedSharding` over the
         refined mesh can hold.
+      single_copy: Whether chosen layouts hold every element on exactly one device.
       tiled_inputs: Positions of inputs (and so of the results that come back as them) that are cut among all
         devices, unevenly where they do not divide: the fullest device holds `MAX_SHARE` of an even share at
         most, or as little as can be.
-      single_copy: Whether chosen layouts hold every element on exactly one device.
     """
 
     inputs: tuple[Layout | None, ...]

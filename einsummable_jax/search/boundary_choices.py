@@ -72,7 +72,11 @@ def _tiled(
             if count == 1 and not once:
                 found[boxes] = None
             found[single_copy(shape, boxes)] = None
-    return list(found) or [single_copy(shape, whole)]
+    if len(families) != 1:  # users may each need a part: a mesh cuts the whole for all of them
+        cuts = mesh_candidates(shape, [True] * len(shape), num_devices)
+        for number in np.flatnonzero(cuts.distinct_calls == cuts.distinct_calls.max()).tolist():
+            found[single_copy(shape, tuple((box.bounds,) for box in cuts.boxes(number)))] = None
+    return list(found)
 
 
 def _among_all(shape: tuple[int, ...], num_devices: int) -> list[DeviceBoxes]:
