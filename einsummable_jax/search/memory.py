@@ -129,6 +129,11 @@ def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> 
     return _Liveness(plan, found).memory()
 
 
+def computed_by_readers(plan: Plan, groups: Sequence[tuple[int, ...]]) -> frozenset[int]:
+    """The tensors that are never held because every kernel that reads them computes them anew."""
+    return frozenset(_Liveness(plan, groups).computed_by_readers())
+
+
 def binary(number_bytes: float) -> str:
     """Bytes with three digits and a binary prefix."""
     for prefix in ("B", "KiB", "MiB", "GiB"):
@@ -282,7 +287,7 @@ class _Liveness:
         readers, producer = self.readers.get(version, []), self.producer[buffer.tensor]
         if self._is_computed_where_read(producer, readers) or self._is_folded(producer, readers):
             return False
-        return any(r < 0 or self.step_of[r] != buffer.first for r in readers)
+        return any(r < 0 or self.step_of[r] != buffer.first for r in readers) or buffer.last > buffer.first
 
     def _is_computed_where_read(self, producer: int, readers: Sequence[int]) -> bool:
         operation = self.graph.operations[producer]
@@ -314,6 +319,13 @@ class _Liveness:
     def _is_missing(self, tensor: int) -> bool:
         version = (tensor, 0)
         return version in self.buffers and not self._is_held(version, self.buffers[version])
+
+    def computed_by_readers(self) -> Iterator[int]:
+        """The tensors that every kernel that reads them computes anew."""
+        for (tensor, version), readers in self.readers.items():
+            if tensor in self.producer and version == 0:
+                if self._is_computed_where_read(self.producer[tensor], readers):
+                    yield tensor
 
     def memory(self) -> PlanMemory:
         """The account of every device."""
