@@ -15,7 +15,7 @@ from einsummable_jax.topology import Topology, machine
 from experiments import workloads
 from experiments.models import llama
 
-SLACK_LOW, SLACK_HIGH = 0.75, 1.3
+SLACK_LOW, SLACK_HIGH = 0.7, 1.3
 """Predicted peaks lie within these factors of XLA's."""
 
 
@@ -208,3 +208,50 @@ def test_the_report_and_json_carry_the_account():
     assert (again.donated, again.memory_limit_bytes) == (plan.donated, 1e9) == ((3,), 1e9)
     assert again.memory() == plan.memory()
     assert "peak " in str(plan) and "of 954 MiB per device (arguments " in str(plan)
+
+
+# ---- recomputation ---------------------------------------------------------------------------------
+
+
+def gelu(x):
+    return 0.5 * x * (1 + jnp.tanh(0.79 * (x + 0.044 * x**3)))
+
+
+def residual_loss(weights, x):
+    for up, down in weights:
+        x = x + gelu(x @ up) @ down
+    return (x * x).sum()
+
+
+RESIDUAL = [(f32(32, 128), f32(128, 32))] * 3, f32(8192, 32)
+
+
+def test_cheap_operations_run_again_where_memory_binds():
+    topology = machine("dgx_a100", 4)
+    options = {"topology": topology, "devices": jax.devices()[:4]}
+    gradient = jax.grad(residual_loss)
+    held = einsummable_jax.distribute(gradient, **options)
+    peak_bytes = held.plan(*RESIDUAL).memory().peak_bytes
+    limited = einsummable_jax.distribute(gradient, memory_limit_bytes=0.75 * peak_bytes, **options)
+    plan = limited.plan(*RESIDUAL)
+    assert plan.memory().peak_bytes <= 0.75 * peak_bytes
+    assert (
+        plan.recomputed
+        and "recomputed instead of held" in str(plan)
+        and "tanh at test_memory.py" in str(plan)
+    )
+    # Not only in the model: XLA neither merges the copies with the originals nor runs them early.
+    assert xla_bytes(limited, *RESIDUAL) <= 0.9 * xla_bytes(held, *RESIDUAL)
+    assert plan.memory().peak_bytes >= SLACK_LOW * xla_bytes(limited, *RESIDUAL)
+    arrays = jax.tree.map(lambda s: draw(s, s.shape[0]) / 8, RESIDUAL)
+    for found, wanted in zip(
+        jax.tree.leaves(limited(*arrays)), jax.tree.leaves(jax.jit(gradient)(*arrays)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    without = held.plan(*RESIDUAL).graph
+    for graph in (without, plan.graph):
+        again = Plan.from_json(plan.to_json(), graph)
+        assert again.to_json() == plan.to_json()
+        assert again.memory() == plan.memory()
+    with pytest.raises(ValueError, match="another graph"):
+        Plan.from_json(plan.to_json(), one_product_plan().graph)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -118,8 +117,9 @@ def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> 
     Arguments are held from before the call to its end, and so is room for the results (XLA allocates both
     beforehand), unless a donated argument of the same shape and layout makes room. Everything else is held
     from the kernel or exchange that makes it to the last one that reads it. The operations of a group run
-    as one kernel: what only they read is never held. Buffers that the compiler shares or reuses in place
-    are not foreseen, so that this is rather too much than too little.
+    as one kernel: what only they read is never held; nor is what the kernels that read it compute anew.
+    Buffers that the compiler reuses in place are not foreseen, nor that it may run kernels earlier than the
+    program has them: measured on XLA's CPU backend, the peak lies between 0.7 and 1.2 times its own account.
 
     Args:
       plan: The plan.
@@ -127,6 +127,11 @@ def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> 
     """
     found = [group.members for group in make_groups(plan.graph)] if groups is None else groups
     return _Liveness(plan, found).memory()
+
+
+def computed_by_readers(plan: Plan, groups: Sequence[tuple[int, ...]]) -> frozenset[int]:
+    """The tensors that are never held because every kernel that reads them computes them anew."""
+    return frozenset(_Liveness(plan, groups).computed_by_readers())
 
 
 def binary(number_bytes: float) -> str:
@@ -282,7 +287,7 @@ class _Liveness:
         readers, producer = self.readers.get(version, []), self.producer[buffer.tensor]
         if self._is_computed_where_read(producer, readers) or self._is_folded(producer, readers):
             return False
-        return any(r < 0 or self.step_of[r] != buffer.first for r in readers)
+        return any(r < 0 or self.step_of[r] != buffer.first for r in readers) or buffer.last > buffer.first
 
     def _is_computed_where_read(self, producer: int, readers: Sequence[int]) -> bool:
         operation = self.graph.operations[producer]
@@ -314,6 +319,13 @@ class _Liveness:
     def _is_missing(self, tensor: int) -> bool:
         version = (tensor, 0)
         return version in self.buffers and not self._is_held(version, self.buffers[version])
+
+    def computed_by_readers(self) -> Iterator[int]:
+        """The tensors that every kernel that reads them computes anew."""
+        for (tensor, version), readers in self.readers.items():
+            if tensor in self.producer and version == 0:
+                if self._is_computed_where_read(self.producer[tensor], readers):
+                    yield tensor
 
     def memory(self) -> PlanMemory:
         """The account of every device."""
@@ -390,16 +402,20 @@ class _Liveness:
 def is_canonical(operation: Operation, position: int) -> bool:
     """Whether a product reads an operand as it is.
 
-    XLA's products take batch dimensions first, then all contracted and all free ones, in either order.
+    XLA's products are of matrices, in either order, behind leading batch dimensions. Others are brought
+    into the order batch, free, contracted on the left and batch, contracted, free on the right.
     """
     if operation.primitive != "dot_general":
         return True
     contracted, batch = operation.params["dimension_numbers"]
-    rank = len(operation.spec.operands[position])
-    if tuple(batch[position]) != tuple(range(len(batch[position]))):
+    ranks = [len(array_map) for array_map in operation.spec.operands]
+    leading = len(batch[position])
+    if sorted(batch[position]) != list(range(leading)):
         return False
-    kinds = [dim in contracted[position] for dim in range(len(batch[position]), rank)]
-    return len(list(itertools.groupby(kinds))) <= 2
+    if len(contracted[0]) == 1 and max(ranks) <= leading + 2:
+        return True
+    kinds = [dim in contracted[position] for dim in range(leading, ranks[position])]
+    return kinds == sorted(kinds, reverse=position == 1)
 
 
 def run_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 
 from einsummable_jax.graph import Graph, Recomputation
-from einsummable_jax.search.memory import DeviceMemory, run_order
+from einsummable_jax.search.memory import DeviceMemory, computed_by_readers, run_order
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.topology import Topology
 
@@ -24,9 +24,10 @@ MARGIN = 1.2
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A recomputation, what it saves at the peak, what it prolongs, and its modelled time."""
+    """A tensor that need not be held, what is computed again for it, and the modelled time that takes."""
 
-    recomputation: Recomputation
+    tensor: int
+    recomputations: tuple[Recomputation, ...]
     saved_bytes: int
     leaves: frozenset[int]
     seconds: float
@@ -65,6 +66,7 @@ class _Chooser:
         # What may serve as operand of a recomputation, with its bytes on the fullest device.
         self.held = {held.tensor: held.bytes for held in self.fullest.held if held.kind == "made"}
         self.there = {*self.graph.inputs, *self.graph.literals}
+        self.by_readers = computed_by_readers(plan, groups)
 
     def choose(self, wanted_bytes: float) -> tuple[Recomputation, ...]:
         """From what is held; where that saves too little, from what cannot itself be recomputed."""
@@ -72,23 +74,51 @@ class _Chooser:
         chosen, saved_bytes = _greedy(near, wanted_bytes)
         if saved_bytes >= wanted_bytes:
             return chosen
-        far = list(self._candidates(frozenset(c.recomputation.tensor for c in near)))
+        far = list(self._candidates(frozenset(c.tensor for c in near)))
         more, more_bytes = _greedy(far, wanted_bytes)
         return more if more_bytes > saved_bytes else chosen
 
     def _candidates(self, through: frozenset[int]) -> Iterator[_Candidate]:
         """Candidates that do not start from tensors of ``through``."""
         for tensor, held_bytes in self.held.items():
-            readers = self.readers.get(tensor, [])
-            late = [r for r in readers if self.step_of[r] > self.now]
-            if tensor in self.graph.outputs or not late or any(self.step_of[r] == self.now for r in readers):
-                continue
-            after = self._late_tensor(tensor, min(late))
-            chain = self._chain(tensor, through)
-            if after is not None and chain is not None:
-                operations, leaves = chain
-                recomputation = Recomputation(tensor, operations, tuple(late), after)
-                yield _Candidate(recomputation, held_bytes, leaves, self._seconds(operations))
+            late_reads = self._late_reads(tensor)
+            again = [self._recomputation(t, late, through | {tensor}) for t, late in late_reads.items()]
+            found = [each for each in again if each is not None]
+            if found and len(found) == len(again):
+                recomputations = tuple(recomputation for recomputation, _ in found)
+                leaves = frozenset().union(*(starts for _, starts in found))
+                seconds = sum(self._seconds(each.operations) for each in recomputations)
+                yield _Candidate(tensor, recomputations, held_bytes, leaves, seconds)
+
+    def _late_reads(self, tensor: int) -> dict[int, list[int]]:
+        """Late readers of a held tensor and of what readers compute from it; none if it is needed now."""
+        found: dict[int, list[int]] = {}
+        waiting, seen = [tensor], {tensor}
+        while waiting:
+            wanted = waiting.pop()
+            readers = self.readers.get(wanted, [])
+            if wanted in self.graph.outputs:
+                return {}
+            if late := [r for r in readers if self.step_of[r] > self.now]:
+                found[wanted] = late
+            for reader in readers:
+                results = self.graph.operations[reader].results
+                if self.step_of[reader] <= self.now and results[0] in self.by_readers:
+                    waiting.extend(t for t in results if t not in seen)
+                    seen.update(results)
+                elif self.step_of[reader] == self.now:
+                    return {}
+        return found
+
+    def _recomputation(
+        self, tensor: int, late: Sequence[int], through: frozenset[int]
+    ) -> tuple[Recomputation, frozenset[int]] | None:
+        """How to make a tensor again for its late readers, and what that starts from."""
+        after, chain = self._late_tensor(tensor, min(late)), self._chain(tensor, through)
+        if after is None or chain is None:
+            return None
+        operations, leaves = chain
+        return Recomputation(tensor, operations, tuple(late), after), leaves
 
     def _chain(self, tensor: int, through: frozenset[int]) -> tuple[tuple[int, ...], frozenset[int]] | None:
         """The cheap operations that make a tensor from tensors held at the peak, and those tensors."""
@@ -152,13 +182,15 @@ def _greedy(candidates: Sequence[_Candidate], wanted_bytes: float) -> tuple[tupl
 
     A tensor that an earlier choice starts from is held, not recomputed itself.
     """
-    chosen: dict[int, Recomputation] = {}
+    chosen: dict[int, _Candidate] = {}
+    recomputations: dict[int, Recomputation] = {}
     pinned: set[int] = set()
     saved_bytes = 0
     for candidate in sorted(candidates, key=lambda c: -c.saved_bytes / c.seconds):
-        tensor = candidate.recomputation.tensor
-        if saved_bytes < wanted_bytes and tensor not in pinned and candidate.leaves.isdisjoint(chosen):
-            chosen[tensor] = candidate.recomputation
+        free = candidate.tensor not in pinned and candidate.leaves.isdisjoint(chosen)
+        if saved_bytes < wanted_bytes and free:
+            chosen[candidate.tensor] = candidate
+            recomputations.update((each.tensor, each) for each in candidate.recomputations)
             pinned |= candidate.leaves
             saved_bytes += candidate.saved_bytes
-    return tuple(chosen.values()), saved_bytes
+    return tuple(recomputations.values()), saved_bytes
