@@ -157,6 +157,8 @@ def test_errors_say_what_to_do():
         TiledArray.from_array(array, rows((10, 4), 7), DEVICES[:7])
     with pytest.raises(TypeError, match="key_data"):
         TiledArray.from_array(jax.random.split(jax.random.key(0), 9), rows((9,), 7), DEVICES[:7])
+    with pytest.raises(TypeError, match="expected one array as its leaf, found tuple"):
+        distribute(jnp.sin, devices=DEVICES[:7])(jax.tree.map(lambda leaf: (leaf, leaf), tiled(array)))
     reduced = jax.tree.map(jnp.sum, tiled(array))
     with pytest.raises(ValueError, match=r"should be of shape \(7, 8\), found \(\)"):
         np.asarray(reduced)
