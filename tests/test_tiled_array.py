@@ -1,5 +1,6 @@
 """State in any tiles: `TiledArray` by itself, with JAX and optax functions, and between distributed calls."""
 
+import functools
 import math
 import random
 import warnings
@@ -22,7 +23,8 @@ from einsummable_jax.search import Decomposition, assemble
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.transform.launch import Executable
-from einsummable_jax.transform.planner import with_exchanges
+from einsummable_jax.transform.planner import Options, prepare, with_exchanges
+from einsummable_jax.transform.primitive import CallSite, bind
 from experiments.train_llama import state_shares
 
 DEVICES = jax.devices()
@@ -156,6 +158,8 @@ def test_errors_say_what_to_do():
         TiledArray.from_array(array, rows((10, 4), 7), DEVICES[:7])
     with pytest.raises(TypeError, match="key_data"):
         TiledArray.from_array(jax.random.split(jax.random.key(0), 9), rows((9,), 7), DEVICES[:7])
+    with pytest.raises(TypeError, match="expected one array as its leaf, found tuple"):
+        distribute(jnp.sin, devices=DEVICES[:7])(jax.tree.map(lambda leaf: (leaf, leaf), tiled(array)))
     reduced = jax.tree.map(jnp.sum, tiled(array))
     with pytest.raises(ValueError, match=r"should be of shape \(7, 8\), found \(\)"):
         np.asarray(reduced)
@@ -320,6 +324,17 @@ def test_under_jit_state_is_ordinary(seven):
         isinstance(x, TiledArray) for x in jax.tree.leaves(found, is_leaf=lambda x: x is not found)
     )
     assert_close(found, jax.jit(train_step)(to_numpy(tiles), *data))
+
+
+def test_plans_with_tiles_within_other_programs():
+    array = normal(9, 4)
+    jaxpr = jax.make_jaxpr(lambda x: [jnp.sin(x)])(array)
+    options = Options(tuple(DEVICES[:7]), machine("dgx_h100", 7), "time", tiled_state=True)
+    assert isinstance(prepare(jaxpr, options, (), ((0, 0),)).plan.outputs[0], TiledLayout)
+    call = functools.partial(bind, jaxpr, CallSite("sin", options), state=((0, 0),))
+    for (found,) in (call(array), jax.jit(call)(array)):
+        assert isinstance(found, jax.Array)
+        np.testing.assert_allclose(found, np.sin(array), rtol=1e-6)
 
 
 def test_donated_tiles_are_taken_over():

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from einsummable_jax._compat import core
+from einsummable_jax.layout import TiledLayout
 from einsummable_jax.tiled_array import TiledArray
 
 PyTree = Any
@@ -141,27 +142,31 @@ class Signature:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of a tree and its structure; a `TiledArray` is one leaf, and a whole array where traced."""
+    """The leaves of a tree and its structure; a `TiledArray` is one leaf, and a whole array where traced.
+
+    Raises:
+      TypeError: If a `TiledArray` holds something else than one array.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    if not _has_tiled_arrays(structure):
-        return leaves, structure
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_tiled)
-    return [leaf.to_array() if _is_traced_tiles(leaf) else leaf for leaf in leaves], structure
+    structure, tiled = _tiled_arrays(structure)
+    for number, layout, shape in tiled:
+        array = TiledArray(leaves[number], layout, shape)
+        leaves[number] = array.to_array() if isinstance(array.stacked, core.Tracer) else array
+    return leaves, structure
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_tiled_arrays(structure: Any) -> bool:
-    """Whether a structure has them. Looked up on each call: to flatten with ``is_leaf`` is far slower."""
-    tree = jax.tree_util.tree_unflatten(structure, [0] * structure.num_leaves)
-    return any(_is_tiled(leaf) for leaf in jax.tree_util.tree_leaves(tree, is_leaf=_is_tiled))
-
-
-def _is_tiled(node: Any) -> bool:
-    return isinstance(node, TiledArray)
-
-
-def _is_traced_tiles(node: Any) -> bool:
-    return isinstance(node, TiledArray) and isinstance(node.stacked, core.Tracer)
+def _tiled_arrays(structure: Any) -> tuple[Any, tuple[tuple[int, TiledLayout, tuple[int, ...]], ...]]:
+    """A structure with its `TiledArray` s as leaves, and which leaves they are; once per structure."""
+    tree = jax.tree_util.tree_unflatten(structure, range(structure.num_leaves))
+    nodes, outer = jax.tree_util.tree_flatten(tree, is_leaf=lambda node: isinstance(node, TiledArray))
+    tiled = [node for node in nodes if isinstance(node, TiledArray)]
+    for array in tiled:
+        if not isinstance(array.stacked, int):
+            raise TypeError(
+                f"{array!r}: expected one array as its leaf, found {type(array.stacked).__name__}"
+            )
+    return outer, tuple((array.stacked, array.layout, array.shape) for array in tiled)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

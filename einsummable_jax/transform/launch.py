@@ -227,6 +227,24 @@ class Executable:
         return self.run([slot.place(arg) for arg, slot in zip(args, self.slots, strict=True)])
 
 
+def of_whole_arrays(lowerable: Lowerable) -> Callable[..., list[Any]]:
+    """The traceable function of a plan, from whole arrays to whole arrays also where it has tiles."""
+    function, plan, devices = lowerable.function(), lowerable.plan, lowerable.devices
+
+    def run(*args: Any) -> list[Any]:
+        crossing = [
+            TiledArray.from_array(arg, layout, devices).stacked if isinstance(layout, TiledLayout) else arg
+            for arg, layout in zip(args, plan.inputs, strict=True)
+        ]
+        shapes = [plan.graph.tensors[tensor].shape for tensor in plan.graph.outputs]
+        return [
+            TiledArray(result, layout, shape).to_array() if isinstance(layout, TiledLayout) else result
+            for result, layout, shape in zip(function(*crossing), plan.outputs, shapes, strict=True)
+        ]
+
+    return run
+
+
 def in_place(array: Any, sharding: Sharding) -> bool:
     """Whether ``array`` already lies as ``sharding`` says, by a mesh that a program may take for its."""
     if not isinstance(array, jax.Array):

@@ -27,7 +27,8 @@ from einsummable_jax._compat import (
     source_info_util,
 )
 from einsummable_jax.lowering import refined_mesh
-from einsummable_jax.transform.launch import executable
+from einsummable_jax.tiled_array import TiledArray
+from einsummable_jax.transform.launch import executable, of_whole_arrays
 from einsummable_jax.transform.planner import Options, prepare
 
 distributed_call_p = core.Primitive("distributed_call")
@@ -92,13 +93,14 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
-    return executable(prepare(jaxpr, site.options, names, state, fixed=fixed)).place_and_run(args)
+    results = executable(prepare(jaxpr, site.options, names, state, fixed=fixed)).place_and_run(args)
+    return [result.to_array() if isinstance(result, TiledArray) else result for result in results]
 
 
 def _lower(
     ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any
 ) -> Any:
-    function = prepare(jaxpr, site.options, names, state, fixed=fixed).function()
+    function = of_whole_arrays(prepare(jaxpr, site.options, names, state, fixed=fixed))
     return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
