@@ -1,6 +1,6 @@
 """Independent branches of a graph, to run side by side on devices of their own.
 
-A sum of costs cannot see that two branches run at once: which devices a branch may use is chosen outside of it.
+A sum of costs cannot see that two branches run at once: the devices of each are chosen outside of it.
 """
 
 from __future__ import annotations

@@ -171,14 +171,15 @@ def guillotine(
       num_devices: Number of devices.
 
     Returns:
-      One box on each device; None if there are too many devices or too few values.
+      One box on each device; None for a power of two, too many devices or too few values.
     """
     # Labels that the same arrays have cost the same to cut: the longest will do.
     classes: dict[tuple[bool, ...], int] = {}
     for label in sorted((i for i, n in enumerate(extents) if cuttable[i]), key=lambda i: -extents[i]):
         classes.setdefault(tuple(label in labels for labels, _ in arrays), label)
     labels = sorted(label for shows, label in classes.items() if any(shows))
-    if num_devices > MAX_HALVED or not labels:
+    # For a power of two the mesh has the even halves, which are nearly as good.
+    if num_devices > MAX_HALVED or num_devices & (num_devices - 1) == 0 or not labels:
         return None
 
     shown = [([i for i, label in enumerate(labels) if label in has], size) for has, size in arrays]
