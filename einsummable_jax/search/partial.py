@@ -241,7 +241,7 @@ def _cells(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The position of each interval among those of its label ``[K, p, L]``, and their number ``[K, L]``."""
     cells = np.zeros(bounds.shape[:3], np.int64)
     counts = np.ones((len(bounds), bounds.shape[2]), np.int64)
-    present: np.ndarray = (bounds[..., 0] < bounds[..., 1]).all(axis=-1)
+    present = np.asarray((bounds[..., 0] < bounds[..., 1]).all(axis=-1))
     for k, label in np.ndindex(*counts.shape):
         starts, cells[k, present[k], label] = np.unique(bounds[k, present[k], label, 0], return_inverse=True)
         counts[k, label] = len(starts)
