@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from einsummable_jax import distribute
-from einsummable_jax.lowering import named_sharding, refined_mesh
+from einsummable_jax.lowering import named_sharding, partition_spec, refined_mesh
 from experiments import common
 
 ARGUMENTS = flags.DEFINE_integer("arguments", 300, "How many array arguments.", lower_bound=1)
@@ -52,7 +52,7 @@ def main(_: Sequence[str]) -> None:
     ours = distribute(add_one, devices=devices)
     (placed,) = ours.place(arrays)
     layouts = ours.plan(arrays).inputs
-    specs = [layout.partition_spec() for layout in layouts]
+    specs = [partition_spec(layout) for layout in layouts]
     bare = jax.jit(
         jax.shard_map(
             add_one, mesh=refined_mesh(devices), in_specs=(specs,), out_specs=specs, check_vma=False

@@ -67,9 +67,14 @@ EXTRA = {
     "extremes": (lambda x, y: lax.min(lax.max(x, y), x / 2), normal(3), normal(3, seed=1)),
     "wider": (lambda x: x.astype("float32"), draw(5, dtype="bfloat16")),
     "narrower": (lambda x: x.astype("bfloat16"), normal(5)),
-    "integer quotient": (lambda x, y: lax.div(x, y), np.int32([7, 9]), np.int32([2, 2])),
+    "integer quotient": (lambda x, y: lax.div(x, y), np.array([7, 9], np.int32), np.array([2, 2], np.int32)),
     "neg": (lambda x: -x, normal(5)),
-    "set": (lambda x, i, y: x.at[i].set(y, unique_indices=True), normal(5), np.int32([3, 1]), normal(2)),
+    "set": (
+        lambda x, i, y: x.at[i].set(y, unique_indices=True),
+        normal(5),
+        np.array([3, 1], np.int32),
+        normal(2),
+    ),
     "add": (lambda x, y: lax.add(x, y), normal(5), normal(5, seed=1)),
     "shape": (lambda x: x.reshape(3, 2), normal(2, 3)),
     **{

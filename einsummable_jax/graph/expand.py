@@ -72,11 +72,12 @@ def expansion(name: str, params: Mapping[str, Any], inputs: Sequence[Any]) -> Cl
       params: Its parameters.
       inputs: An object with ``shape`` and ``dtype`` per operand.
     """
-    if _function(name, params) is None or not all(isinstance(a.dtype, np.dtype) for a in inputs):
+    function = _function(name, params)
+    if function is None or not all(isinstance(a.dtype, np.dtype) for a in inputs):
         return None
     if name == "scan" and not all(isinstance(a.dtype, np.dtype) for a in params["jaxpr"].out_avals):
         return None
-    return _expanded(name, tuple(sorted(params.items())), tuple((a.shape, a.dtype) for a in inputs))
+    return _expanded(function, tuple(sorted(params.items())), tuple((a.shape, a.dtype) for a in inputs))
 
 
 def _function(name: str, params: Mapping[str, Any]) -> Callable[..., list[jax.Array]] | None:
@@ -85,7 +86,10 @@ def _function(name: str, params: Mapping[str, Any]) -> Callable[..., list[jax.Ar
 
 @functools.lru_cache(maxsize=4096)
 def _expanded(
-    name: str, params: tuple[tuple[str, Any], ...], inputs: tuple[tuple[tuple[int, ...], Any], ...]
+    function: Callable[..., list[jax.Array]],
+    params: tuple[tuple[str, Any], ...],
+    inputs: tuple[tuple[tuple[int, ...], Any], ...],
 ) -> ClosedJaxpr:
-    function = functools.partial(_function(name, dict(params)), **dict(params))
-    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs))
+    return jax.make_jaxpr(functools.partial(function, **dict(params)))(
+        *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs)
+    )
