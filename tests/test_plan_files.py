@@ -170,7 +170,13 @@ def test_what_a_kept_plan_depends_on(cache, searches):
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"not compressed", gzip.compress(b"{", mtime=0), gzip.compress(b"[]", mtime=0), gzip.compress(b'{"format": 1}')],
+    [
+        b"",
+        b"not compressed",
+        gzip.compress(b"{", mtime=0),
+        gzip.compress(b"[]", mtime=0),
+        gzip.compress(b'{"format": 1}'),
+    ],
 )
 def test_a_damaged_entry_is_ignored(cache, searches, damage, caplog):
     expected = on_machine(f).plan(X, W)

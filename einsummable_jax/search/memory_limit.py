@@ -205,7 +205,7 @@ def _held_by_pair(model: Model, moment: Moment) -> Iterator[tuple[int, int, np.n
         weight = moment.get(("exchanged", coupling.tensor))
         if weight:
             itemsize = model.graph.tensors[coupling.tensor].dtype.itemsize
-            delivered = coupling.used.layouts.volumes.max(axis=1) * itemsize
+            delivered = _fullest(coupling.used) * itemsize
             held = np.where(coupling.price > 0, weight * delivered, 0.0)
             made, used = coupling.made, coupling.used
             yield made.variable, used.variable, held[made.index][:, used.index]
@@ -213,4 +213,10 @@ def _held_by_pair(model: Model, moment: Moment) -> Iterator[tuple[int, int, np.n
 
 def _most_bytes(endpoint: Endpoint, itemsize: int) -> np.ndarray:
     """Bytes that the fullest device holds, for each state of the endpoint's variable."""
-    return endpoint.layouts.volumes.max(axis=1)[endpoint.index] * itemsize
+    return _fullest(endpoint)[endpoint.index] * itemsize
+
+
+def _fullest(endpoint: Endpoint) -> np.ndarray:
+    """Elements on the fullest device in each layout; 0 for a state that stands for none."""
+    elements = endpoint.layouts.held_elements.max(axis=1)
+    return np.pad(elements, (0, max(0, int(endpoint.index.max(initial=0)) + 1 - len(elements))))

@@ -38,7 +38,8 @@ def choose(
 ) -> tuple[Recomputation, ...]:
     """Recomputations that save ``excess_bytes`` at the plan's peak, or as many as there are.
 
-    Taken in the order of bytes saved per second of recomputation.
+    Taken in the order of bytes saved per second of recomputation. In a graph with loops there are none: a
+    copy inside of a loop would be made anew at every step.
 
     Args:
       plan: A plan without recomputation that holds too much.
@@ -46,6 +47,8 @@ def choose(
       topology: The machine.
       excess_bytes: Bytes to save on the fullest device.
     """
+    if plan.graph.loops:
+        return ()
     return _Chooser(plan, groups, topology).choose(MARGIN * excess_bytes)
 
 
