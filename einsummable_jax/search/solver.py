@@ -53,7 +53,7 @@ def minimise(
     energy: Energy,
     *,
     sweeps: int = 60,
-    tolerance: float = 5e-4,
+    tolerance: float = 1e-3,
     max_entries: int = MAX_STEP_ENTRIES,
     interner: Interner | None = None,
     progress: Callable[[str], None] | None = None,
