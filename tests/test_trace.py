@@ -261,7 +261,7 @@ def test_train_step_equals_the_function():
 
 def test_transformer_cut_at_random_equals_the_function():
     params = make_params(layers=1)
-    fn = jax.value_and_grad(functools.partial(loss_fn, body=block))
+    fn = functools.partial(loss_fn, body=block)  # gradients: test_specs, operation by operation
     graph = graph_of(fn, params, TOKENS)
     rng = np.random.default_rng(0)
     got = evaluate(graph, jax.tree.leaves((params, TOKENS)), lambda spec: random_cover(spec, rng, 2))

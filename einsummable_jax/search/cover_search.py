@@ -40,6 +40,10 @@ MAX_SEEDS = 4
 WORTHWHILE = 0.95
 """Irregular covers begin only where the copies and contributions beyond one of each element are at most this
 share of the best mesh candidate's."""
+MATTERS = 0.01
+"""Irregular covers begin only at groups that repeat at least this share of what the worst group does."""
+MAX_TRIED = 64
+"""Ranges of pairs of labels that are looked at for one group."""
 BALANCED = 1.01
 """Loads within this factor of the least count as balanced."""
 
@@ -174,6 +178,7 @@ class CoverSearch:
             shape = self._graph.tensors[tensor].shape
             tiles = tuple(tuple(box.bounds for box in boxes) for boxes in layout.device_tiles(shape))
             self._offer(tensor, self._one(tiles), next(self._origin))
+        self._least = [self._least_repeated(number) for number in range(len(self.groups))]
         breaks = break_points(self.groups, self._uses)
         for number, points in enumerate(breaks):
             for calls in self._seeds(number, points):
@@ -199,10 +204,11 @@ class CoverSearch:
         }
         for run in sorted(run for run in runs if run is not None):
             yield from itertools.islice(ranges(extents, cuttable, run, p), MAX_SEEDS)
-        limit = WORTHWHILE * self._least_repeated(number)
-        if limit > 0:
+        limit = WORTHWHILE * self._least[number]
+        if limit > MATTERS * max(self._least):
             pairs = uneven_pairs(extents, cuttable, p)
-            uneven = [calls for pair in pairs for calls in ranges(extents, cuttable, pair, p)]
+            every = (calls for pair in pairs for calls in ranges(extents, cuttable, pair, p))
+            uneven = list(itertools.islice(every, MAX_TRIED))
             halved = guillotine(extents, cuttable, self._sizes[number], p)
             for calls in ([halved] if halved else [], self._columns(number, limit), uneven):
                 yield from self._worthwhile(number, calls, limit)

@@ -26,7 +26,7 @@ PROMISING = 1.01
 """Assignments at most this many times as costly as the best one are improved."""
 
 
-STALL, PATIENCE = 2e-5, 8
+STALL, PATIENCE = 3e-4, 6
 """Message passing ends when the gap shrinks by less than this share of the cost in so many passes."""
 
 
@@ -53,7 +53,7 @@ def minimise(
     energy: Energy,
     *,
     sweeps: int = 60,
-    tolerance: float = 1e-3,
+    tolerance: float = 5e-4,
     max_entries: int = MAX_STEP_ENTRIES,
     interner: Interner | None = None,
     progress: Callable[[str], None] | None = None,
