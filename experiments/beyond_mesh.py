@@ -66,11 +66,6 @@ def device_loads(plan: Plan) -> list[float]:
     return [work / share if share else 1.0 for work in done]
 
 
-def received_bytes(plan: Plan) -> list[int]:
-    """Bytes that each device receives."""
-    return [sum(e.bytes_received[device] for e in plan.exchanges) for device in range(plan.num_devices)]
-
-
 def boundary_violations(plan: Plan, boundary: Boundary) -> list[str]:
     """Where a plan's inputs or results are not as the boundary says: in another layout, or held twice."""
     found: list[str] = []
@@ -114,15 +109,17 @@ def _choices(
     return found
 
 
-def mesh_bytes(case: Case) -> int:
-    """Bytes received by the best plan over one refined mesh."""
+def mesh_bytes(case: Case) -> int | None:
+    """Bytes received by the best plan over one refined mesh; None for loops, which the oracle cannot count."""
+    if case.full.graph.loops:
+        return None
     inputs, outputs = mesh_choices(case)
     return best_mesh_plan(case.full.graph, case.num_devices, inputs, outputs).received_bytes
 
 
 def measure(case: Case, plan: Plan, search_s: float, synthesis_s: float) -> dict[str, Any]:
     """The row of one planned case."""
-    received, loads = received_bytes(plan), device_loads(plan)
+    received, loads = plan.received_bytes(), device_loads(plan)
     goal_bytes = round(case.goal_bytes)
     violations = boundary_violations(plan, case.boundary(case.full))
     return {

@@ -130,7 +130,7 @@ def _ours(
     result = jax.block_until_ready(call())
     counted = sum(received for _, received in engine.counters().values())
     row = {
-        "predicted_exchange_bytes": sum(sum(exchange.bytes_received) for exchange in plan.exchanges),
+        "predicted_exchange_bytes": sum(plan.received_bytes()),
         "counted_exchange_bytes": counted,
         "exchanges": len(plan.exchanges),
         "max_relative_difference": _difference(OURS, _leaves(result), reference, config),

@@ -139,7 +139,7 @@ def compare(seed: int) -> dict[str, Any]:
         "devices": num_devices,
         "operations": [operation.primitive for operation in graph.operations],
         "search_cost_bytes": plan.cost,
-        "planned_bytes": sum(sum(exchange.bytes_received) for exchange in plan.exchanges),
+        "planned_bytes": sum(plan.received_bytes()),
         "mesh_bytes": best.received_bytes,
         "search_load": contraction_load(
             graph, [decomposition.calls for decomposition in plan.decompositions]

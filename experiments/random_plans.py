@@ -202,7 +202,7 @@ def row_of(name: str, candidate: Candidate, seconds: Sequence[float]) -> dict[st
         "kernel_ms": sum(candidate.plan.kernel_seconds) * 1e3,
         "exchange_ms": sum(exchange.seconds for exchange in exchanges) * 1e3,
         "exchanges": len(exchanges),
-        "exchange_bytes": sum(sum(exchange.bytes_received) for exchange in exchanges),
+        "exchange_bytes": sum(candidate.plan.received_bytes()),
     }
 
 

@@ -37,7 +37,7 @@ def execute(case: Case, machine_name: str, objective: str) -> dict[str, Any]:
     engine.reset_counters()
     results = jax.block_until_ready(executable.place_and_run(arguments))
     counted = sum(received for _, received in engine.counters().values())
-    predicted = sum(sum(exchange.bytes_received) for exchange in plan.exchanges)
+    predicted = sum(plan.received_bytes())
     expected = jax.tree.leaves(jax.jit(case.small.function)(*arguments))
     pairs = list(zip(results, expected, strict=True))
     differences = [relative_difference(result, wanted) for result, wanted in pairs]

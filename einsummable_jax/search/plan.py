@@ -135,6 +135,14 @@ class Plan:
         """How often an exchange runs: once for each time that its tensor is made."""
         return self.graph.trips(self.graph.loop_of_tensor[exchange.tensor])
 
+    def received_bytes(self) -> tuple[int, ...]:
+        """Bytes that each device receives in a whole run, once the plan's exchanges are synthesised."""
+        received = [0] * self.num_devices
+        for exchange in self.exchanges:
+            for device, received_bytes in enumerate(exchange.bytes_received):
+                received[device] += self.trips(exchange) * received_bytes
+        return tuple(received)
+
     def __str__(self) -> str:
         """The plan as a table, see :func:`einsummable_jax.search.report.format_plan`."""
         from einsummable_jax.search.report import format_plan
