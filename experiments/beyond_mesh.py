@@ -110,7 +110,7 @@ def _choices(
 
 
 def mesh_bytes(case: Case) -> int | None:
-    """Bytes received by the best plan over one refined mesh; None for loops, which the oracle cannot count."""
+    """Bytes received by the best plan over one refined mesh; None where there are loops."""
     if case.full.graph.loops:
         return None
     inputs, outputs = mesh_choices(case)

@@ -30,7 +30,7 @@ _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
 _LONG_ENOUGH_S = 3e-3
 """A run this long is measured well enough."""
 
-_EXCHANGE_EFFICIENCY = 0.3
+_EXCHANGE_EFFICIENCY = 0.2
 """An exchange's traffic in the middle of a program, relative to a plain copy's: its boxes are short runs of
 memory that the caches do not hold. (Profiled in the LLaMA block: 28 MB took 7.4 ms where a copy takes
 3.1 ms. This value and the latency were then fitted by hand to plans of that block, timed on two cores.)"""
