@@ -11,6 +11,7 @@ from jax import lax
 from random_plans import random_plan
 
 from einsummable_jax import distribute, machine
+from einsummable_jax.custom_calls import engine
 from einsummable_jax.graph import build_graph
 from einsummable_jax.lowering import Lowerable
 from einsummable_jax.lowering.shard_program import ExchangeStep, LoopStep
@@ -195,6 +196,17 @@ def test_random_plans_equal_one_device(name, num_devices):
     plan, programs = with_exchanges(plan, machine("dgx_a100", num_devices))
     executable = Executable(Lowerable(plan, programs, tuple(jax.devices()[:num_devices])))
     assert_equal([np.asarray(found) for found in executable.place_and_run([W, X])], expected)
+
+
+def test_bytes_of_exchanges_inside_count_once_a_step():
+    distributed = distribute(layers, topology=slow_machine(8))
+    plan = distributed.plan(W, X)
+    assert any(plan.trips(exchange) > 1 for exchange in plan.exchanges)
+    jax.block_until_ready(distributed(W, X))
+    engine.reset_counters()
+    jax.block_until_ready(distributed(W, X))
+    counted = sum(received for _, received in engine.counters().values())
+    assert counted == sum(plan.received_bytes())
 
 
 def test_transformed_from_outside():
