@@ -175,7 +175,7 @@ def test_what_a_kept_plan_depends_on(cache, searches):
         b"not compressed",
         gzip.compress(b"{", mtime=0),
         gzip.compress(b"[]", mtime=0),
-        gzip.compress(b'{"format": 1}'),
+        gzip.compress(b'{"format": 1}', mtime=0),
     ],
 )
 def test_a_damaged_entry_is_ignored(cache, searches, damage, caplog):
