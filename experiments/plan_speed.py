@@ -8,6 +8,7 @@ Nothing is compiled or run. The summary holds ``block_value_and_grad_s`` (at mos
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,6 +70,7 @@ def measure(name: str, topology: Topology, devices: Sequence[jax.Device]) -> dic
 
 def main(_: Sequence[str]) -> None:
     """Print the table."""
+    os.environ["EINSUMMABLE_JAX_PLAN_CACHE_MIN_SEARCH_S"] = "inf"  # a kept plan takes no search
     devices = common.start_devices()
     topologies = [detect(devices), machine("dgx_a100", len(devices))]
     rows = [measure(name, topology, devices) for name in PROGRAMS for topology in topologies]
