@@ -52,7 +52,7 @@ class Solution:
 def minimise(
     energy: Energy,
     *,
-    sweeps: int = 60,
+    sweeps: int = 40,
     tolerance: float = 5e-4,
     max_entries: int = MAX_STEP_ENTRIES,
     interner: Interner | None = None,
