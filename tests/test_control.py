@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import close
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,16 +26,6 @@ OVERLAPPING = TiledLayout(((Box(((0, 8), (0, 16))),), *((Box(((7, 13), (0, 16)))
 COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?\(")
 AXES = {5: ("a",), 6: ("a", "b")}
 on_machine = functools.partial(distribute, topology=machine("dgx_a100", 8))
-
-
-def close(found, expected, tolerance=3e-5):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert left.dtype == right.dtype
-        scale = max(1.0, float(np.max(np.abs(right), initial=0)))
-        np.testing.assert_allclose(
-            np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance * scale
-        )
 
 
 def matmul_graph(state=()):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import close
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import einsummable_jax
@@ -33,16 +34,6 @@ def arguments(rows=16, width=24, seed=0):
         "v": jax.random.normal(keys[2], (40, 8)) * 0.2,
     }
     return params, jax.random.normal(keys[3], (rows, width))
-
-
-def close(found, expected, tolerance=3e-5):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert left.dtype == right.dtype
-        scale = max(1.0, float(np.max(np.abs(right), initial=0)))
-        np.testing.assert_allclose(
-            np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance * scale
-        )
 
 
 TRANSFORMED = {

@@ -9,14 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Constraint, Graph, JoinAggSpec, Role
+from einsummable_jax.graph import Constraint, Graph, JoinAggSpec
 from einsummable_jax.layout import Box, Layout
+from einsummable_jax.search.admissible import (
+    merged_maps,
+    monoids_of,
+    most_balanced,
+    one_monoid,
+    reduction_labels,
+    single_tiles,
+)
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
-from einsummable_jax.search.cover_search import BALANCED, CoverSearch
+from einsummable_jax.search.cover_search import CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.flows import CONTRACTIONS, FlowFrom, in_order, source_maps, worthwhile_flows
@@ -24,7 +32,6 @@ from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.partial import (
     CarriedCalls,
-    Tiles,
     accepting,
     carried_calls,
     forbid_moving_parts,
@@ -40,7 +47,6 @@ from einsummable_jax.search.tile_layouts import (
     add_tiles,
     distinct_layouts,
     merge_layouts,
-    touched_boxes,
     touches_exactly,
 )
 from einsummable_jax.search.tiles import DeviceBoxes
@@ -321,8 +327,8 @@ class Model:
         if constraint is not None:
             return self._constrained(group, constraint)
         operations = [(m, self.graph.operations[m]) for m in group.members]
-        merged = _merged_maps(self.graph, group)
-        monoids = tuple(_monoids(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
+        merged = merged_maps(self.graph, group)
+        monoids = tuple(monoids_of(group, m, op.spec) for m, op in operations if not op.spec.elementwise)
         balanced = self.objective == "bytes" and any(op.primitive in CONTRACTIONS for _, op in operations)
         key = (
             "candidates",
@@ -340,10 +346,10 @@ class Model:
             for array_map in merged:
                 keep &= touches_exactly(array_map, found.bounds).all(axis=-1)
             for of_label in monoids:
-                keep &= _one_monoid(found, of_label)
+                keep &= one_monoid(found, of_label)
             found = found.take(keep).placed(devices, self.topology.num_devices)
             covers = Covers(offered, len(group.extents), self.topology.num_devices)
-            self._memo[key] = _balanced(found, covers) if balanced else (found, covers)
+            self._memo[key] = most_balanced(found, covers) if balanced else (found, covers)
         return self._memo[key]
 
     def _constrained(self, group: Group, constraint: Constraint) -> tuple[Candidates, Covers]:
@@ -364,7 +370,7 @@ class Model:
             (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
             for flow, tensors in flows_from
         ]
-        merged = frozenset(_merged_maps(graph, group)) if flows else frozenset()
+        merged = frozenset(merged_maps(graph, group)) if flows else frozenset()
         signature = tuple((flow, *((id(layouts), m) for layouts, m in uses)) for flow, uses in flows)
         key = ("carried", group.extents, group.cuttable, merged, signature)
         if key not in self._memo:
@@ -380,15 +386,15 @@ class Model:
         spec = self.graph.operations[member].spec
         array_map = (spec.results if made else spec.operands)[position]
         mapped = group.array_map(member, array_map)
-        reductions = _reduction_labels(group, member, spec) if made else ()
+        reductions = reduction_labels(group, member, spec) if made else ()
         on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
         key = ("layouts", id(candidates), id(covers), mapped, reductions, id(carried), on_parts.tobytes())
         if key not in self._memo:
             shape = tuple(dim_map.extent for dim_map in array_map)
-            single = _single_tiles(candidates, mapped, reductions)
+            single = single_tiles(candidates, mapped, reductions)
             if len(carried):
                 single = carried.joined(
-                    single, _single_tiles(carried.candidates, mapped, reductions), on_parts
+                    single, single_tiles(carried.candidates, mapped, reductions), on_parts
                 )
             layouts, index = distinct_layouts(shape, *single)
             if len(covers):
@@ -516,58 +522,6 @@ class Model:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
-
-
-def _merged_maps(graph: Graph, group: Group) -> set[ArrayMap]:
-    """The maps of a group in which a dimension has several labels."""
-    return {
-        group.array_map(m, array_map)
-        for m in group.members
-        for array_map in (*graph.operations[m].spec.operands, *graph.operations[m].spec.results)
-        if any(len(dim_map.terms) > 1 for dim_map in array_map)
-    }
-
-
-def _single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[int]) -> Tiles:
-    """The tiles of one operand or result in each candidate."""
-    boxes = touched_boxes(mapped, candidates.bounds)
-    boxes[candidates.loads == 0] = 0  # no call, no need
-    parts = np.zeros(boxes.shape[:2], np.int64)
-    for label in reductions:
-        parts = parts * candidates.parts[:, None, label] + candidates.cells[:, :, label]
-    return boxes, parts, np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
-
-
-def _reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:
-    pairs = zip(group.labels[member], spec.labels, strict=True)
-    return tuple(new for new, label in pairs if new is not None and label.role is Role.REDUCTION)
-
-
-def _monoids(group: Group, member: int, spec: JoinAggSpec) -> tuple[Any, ...]:
-    """The monoid of each of the group's labels in one member; None where it is not a reduction."""
-    found: list[Any] = [None] * len(group.extents)
-    for new, label in zip(group.labels[member], spec.labels, strict=True):
-        if new is not None and label.role is Role.REDUCTION:
-            found[new] = label.monoid
-    return tuple(found)
-
-
-def _one_monoid(candidates: Candidates, of_label: Sequence[Any]) -> np.ndarray:
-    """Whether all reduction labels that a candidate cuts aggregate by one monoid, booleans ``[C]``."""
-    kinds = {monoid for monoid in of_label if monoid is not None}
-    if len(kinds) < 2:
-        return np.ones(len(candidates), bool)
-    labels = [[i for i, monoid in enumerate(of_label) if monoid is kind] for kind in kinds]
-    cuts = [(candidates.parts[:, of_kind] > 1).any(axis=1) for of_kind in labels]
-    return np.sum(cuts, axis=0) <= 1
-
-
-def _balanced(found: Candidates, covers: Covers) -> tuple[Candidates, Covers]:
-    """Those whose most loaded device has about the least work."""
-    loads, cover_loads = found.loads.max(axis=1), covers.loads.max(axis=1, initial=0.0)
-    limit = BALANCED * min(loads.min(), cover_loads.min(initial=np.inf))
-    kept = tuple(c for c, load in zip(covers.calls, cover_loads.tolist(), strict=True) if load <= limit)
-    return found.take(loads <= limit), Covers(kept, covers.rank, covers.num_devices)
 
 
 def _decomposition(choice: GroupVariable, member: int, state: int, spec: JoinAggSpec) -> Decomposition:

@@ -23,7 +23,7 @@ from einsummable_jax.topology.topology import Topology
 _log = logging.getLogger(__name__)
 
 _EXCHANGE_LATENCY_S = 100e-6
-"""One round of an exchange between devices of a process: all of them must arrive. Fitted, not measured."""
+"""An exchange between devices of a process, whatever it moves: all must arrive. Fitted, not measured."""
 _KERNEL_S = 5e-6
 """Fixed cost of one XLA kernel on the CPU."""
 _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
@@ -33,7 +33,8 @@ _LONG_ENOUGH_S = 3e-3
 _EXCHANGE_EFFICIENCY = 0.2
 """An exchange's traffic in the middle of a program, relative to a plain copy's: its boxes are short runs of
 memory that the caches do not hold. (Profiled in the LLaMA block: 28 MB took 7.4 ms where a copy takes
-3.1 ms. This value and the latency were then fitted by hand to plans of that block, timed on two cores.)"""
+3.1 ms. This value and the latency were then fitted by hand to plans of that block, timed on two
+cores; in chains of products exchanges take about half of what it gives, see experiments.random_plans.)"""
 
 _lock = threading.Lock()
 
