@@ -55,13 +55,15 @@ std::vector<char> MutatedBlock(const Schedule& schedule, const Mutation& mutatio
   auto* waits = reinterpret_cast<FlatWait*>(block.data() + view.header().waits);
   auto drop = [&](Range range, auto&& chosen) {
     for (int32_t i = range.begin; i < range.end; ++i) {
-      if (chosen(waits[i])) waits[i].lag = INT32_MAX;
+      if (chosen(waits[i])) waits[i].step = INT32_MIN;
     }
   };
   for (int32_t r = 0; r < view.header().num_ranks; ++r) {
     for (int32_t p = view.rank(r).phases.begin; p < view.rank(r).phases.end; ++p) {
       drop(view.phase(p).waits, [&](const FlatWait& wait) {
-        return wait.lag > 0 ? mutation.no_slot_waits : wait.step > 1 ? mutation.no_round_waits : mutation.no_start_waits;
+        return wait.step < 1   ? mutation.no_slot_waits
+               : wait.step > 1 ? mutation.no_round_waits
+                               : mutation.no_start_waits;
       });
     }
     drop(view.rank(r).end_waits, [&](const FlatWait&) { return mutation.no_end_waits; });

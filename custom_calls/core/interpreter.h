@@ -94,6 +94,7 @@ class Worker {
     const FlatRank& rank = schedule_.rank(rank_);
     if (!begun_) {
       epoch_ = memory.Count() / CountsPerCall();
+      first_stamp_ = Stamp(epoch_, 0);
       begun_ = true;
     }
     for (; phase_ < rank.phases.size(); ++phase_) {
@@ -106,6 +107,8 @@ class Worker {
     if (!WaitFor(memory, rank.end_waits)) return Stop(memory);
     return Outcome::kDone;
   }
+
+  EINSUMMABLE_HD int32_t rank() const { return rank_; }
 
   // How many phases it is done with in this call.
   EINSUMMABLE_HD int32_t phase() const { return phase_; }
@@ -144,16 +147,15 @@ class Worker {
   }
 
   EINSUMMABLE_HD bool WaitForPeer(Memory& memory, const FlatWait& wait) {
-    if (epoch_ < static_cast<uint64_t>(wait.lag)) return true;
-    const uint64_t stamp = Stamp(epoch_ - static_cast<uint64_t>(wait.lag), wait.step);
+    const int64_t stamp = static_cast<int64_t>(first_stamp_) + wait.step;  // negative in calls that have none before
     for (uint64_t polls = 0;; ++polls) {
       const uint64_t progress = memory.Progress(wait.peer);
       if (progress >= kPoison) {
-        memory.Fail(wait.peer, stamp);
+        memory.Fail(wait.peer, static_cast<uint64_t>(stamp));
         return false;
       }
-      if (progress >= stamp) return true;
-      if (!memory.Pause(wait.peer, stamp, polls)) return false;
+      if (static_cast<int64_t>(progress) >= stamp) return true;
+      if (!memory.Pause(wait.peer, static_cast<uint64_t>(stamp), polls)) return false;
     }
   }
 
@@ -169,7 +171,7 @@ class Worker {
   EINSUMMABLE_HD void Finish(Memory& memory, int32_t step) {
     memory.All(true);  // what all lanes have done comes before the count
     const bool last = memory.Lane() != 0 || memory.AddToCount() == CountAfter(phase_ + 1);
-    if (memory.All(last)) PublishToAll(memory, Stamp(epoch_, step));
+    if (memory.All(last)) PublishToAll(memory, first_stamp_ + static_cast<uint64_t>(step));
   }
 
   EINSUMMABLE_HD void PublishToAll(Memory& memory, uint64_t stamp) {
@@ -191,6 +193,7 @@ class Worker {
   int32_t phase_ = 0;
   bool begun_ = false;
   uint64_t epoch_ = 0;
+  uint64_t first_stamp_ = 0;  // that of step 0 of this call
 };
 
 }  // namespace einsummable

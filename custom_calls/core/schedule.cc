@@ -284,7 +284,7 @@ class Writer {
     int64_t offset = slice.offset * program_.item_size;
     if (slice.space == Space::kScratch) offset += scratch_offsets_[slice.device][slice.buffer];
     const int32_t slot = slice.space == Space::kScratch ? FlatSlice::kScratch : slice.slot;
-    slices_.push_back({slice.device, slot, offset, NumberIndex(slice.strides), 0});
+    slices_.push_back({{slice.device, slot, offset}, NumberIndex(slice.strides), 0});
   }
 
   int64_t ElementTraffic(const Move& move) const {
@@ -330,8 +330,9 @@ class Writer {
 
   Range AddWaits(const Waits& waits) {
     const int32_t begin = Count(waits_);
-    for (int32_t peer : waits.earlier) waits_.push_back({peer, 1, kSlots - 1});
-    for (const auto& [peer, step] : waits.steps) waits_.push_back({peer, step, 0});
+    const int32_t earlier = 1 - (kSlots - 1) * header_.num_steps;  // the arrival in the call before
+    for (int32_t peer : waits.earlier) waits_.push_back({peer, earlier});
+    for (const auto& [peer, step] : waits.steps) waits_.push_back({peer, step});
     return {begin, Count(waits_)};
   }
 
@@ -345,7 +346,7 @@ class Writer {
                                         (move.elements + parts_per_move_ - 1) / parts_per_move_});
       if (size > inner) size = size / inner * inner;  // whole rows
       for (int64_t begin = 0; begin < move.elements; begin += size) {
-        parts_.push_back({number, 0, begin, std::min(begin + size, move.elements)});
+        parts_.push_back(MakePart(number, begin, std::min(begin + size, move.elements)));
       }
     }
     auto position = [&](const FlatPart& part) {
@@ -354,6 +355,18 @@ class Writer {
     };
     std::stable_sort(parts_.begin() + static_cast<std::ptrdiff_t>(first), parts_.end(),
                      [&](const FlatPart& a, const FlatPart& b) { return position(a) < position(b); });
+  }
+
+  FlatPart MakePart(int32_t number, int64_t begin, int64_t end) const {
+    FlatPart part = {number, 0, begin, end, 0, {}, {}};
+    const FlatMove& move = moves_[number];
+    if (!move.contiguous) return part;
+    part.bytes = (end - begin) * program_.item_size;
+    part.destination = slices_[move.slices];
+    part.source = slices_[move.slices + 1];
+    part.destination.offset += begin * program_.item_size;
+    part.source.offset += begin * program_.item_size;
+    return part;
   }
 
   const Program& program_;

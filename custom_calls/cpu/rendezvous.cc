@@ -93,7 +93,7 @@ void Rendezvous::RunMoves() {
   const double traffic_bytes = schedule.header().traffic_bytes;
   const Buffers buffers = {buffers_.data(), scratch_.data(), traffic_bytes > kStreamBytes};
   if (traffic_bytes < kInlineBytes) {
-    Tasks(schedule, flags_.get(), buffers, exchange_->workers_per_rank).RunAlone();
+    RunAlone(schedule, flags_.get(), buffers);
     return EndAll();
   }
   pool_.Share(std::make_shared<Moves>(shared_from_this(), buffers),
