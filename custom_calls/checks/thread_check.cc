@@ -1,8 +1,8 @@
 // Runs the interpreter and the CPU engine on real threads, to be built with ThreadSanitizer.
 //
-// First every worker of every rank is a thread that waits: ranks are up to a call apart, scratch memory is double-buffered,
-// and what it holds is the rank's alone but for the protocol. Then the engine itself: "devices" that call exchanges one
-// after another, the next from the end of the one before, as XLA does; small ones, that one thread runs, and large ones.
+// First every worker of every rank is a thread that waits: ranks are up to a call apart, and scratch memory is
+// double-buffered. Then the engine itself: "devices" that call exchanges one after another, the next from the end of
+// the one before, as XLA does; small ones, which one thread runs, and large ones.
 // Exit status 1 if a result is wrong (66 if ThreadSanitizer has seen a race).
 #include <atomic>
 #include <chrono>
@@ -34,7 +34,8 @@ class Call {
   Call(const Program& program, int64_t call) {
     for (int64_t rank = 0; rank < program.num_devices; ++rank) {
       Numbers input(static_cast<size_t>(program.sizes[rank][0][0]));
-      for (size_t i = 0; i < input.size(); ++i) input[i] = 1'000'000 * call + 1'000 * rank + static_cast<int64_t>(i % 997);
+      int64_t next = 1'000'000 * call + 1'000 * rank;
+      for (int64_t& element : input) element = next++;
       inputs.push_back(std::move(input));
       outputs.emplace_back(static_cast<size_t>(program.sizes[rank][1][0]), -1);
     }
@@ -72,7 +73,7 @@ std::vector<Numbers> Expected(const Program& program, int64_t call) {
   return all.outputs;
 }
 
-// ---- Threads that wait -----------------------------------------------------------------------------------------------
+// ---- Threads that wait --------------------------------------------------------------------------------------------
 
 constexpr int kMaxRanks = 8;
 
@@ -118,7 +119,9 @@ class WaitingMemory {
   }
   void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch) {
     char* scratch[kMaxRanks];
-    for (int32_t r = 0; r < num_ranks_; ++r) scratch[r] = reinterpret_cast<char*>(shared_.scratch[epoch % kSlots][r].data());
+    for (int32_t r = 0; r < num_ranks_; ++r) {
+      scratch[r] = reinterpret_cast<char*>(shared_.scratch[epoch % kSlots][r].data());
+    }
     const FlatMove& move = schedule.move(part.move);
     char* const* addresses[kMaxRanks] = {};
     for (int32_t i = 0; i <= move.num_sources; ++i) {  // the destination's slice, then the sources'
@@ -205,7 +208,7 @@ bool RunThreads(const char* name, const ProgramBuilder& builder, Copies copies, 
   return ok;
 }
 
-// ---- The engine ------------------------------------------------------------------------------------------------------
+// ---- The engine ---------------------------------------------------------------------------------------------------
 
 // A chain of calls of every device, each begun where the one before ends.
 class Launch {
@@ -276,7 +279,9 @@ std::shared_ptr<cpu::Exchange> MakeExchange(const ProgramBuilder& builder, int64
 
 bool RunEngine(const char* name, const std::vector<ProgramBuilder>& builders, int repeats, int launches, int missing) {
   std::vector<std::shared_ptr<cpu::Exchange>> once, chain;
-  for (const ProgramBuilder& builder : builders) once.push_back(MakeExchange(builder, static_cast<int64_t>(once.size())));
+  for (const ProgramBuilder& builder : builders) {
+    once.push_back(MakeExchange(builder, static_cast<int64_t>(once.size()) + 1));
+  }
   for (int i = 0; i < repeats; ++i) chain.insert(chain.end(), once.begin(), once.end());
   static std::atomic<int64_t> run_ids{0};
   std::atomic<bool> ok{true};
@@ -293,14 +298,14 @@ bool RunEngine(const char* name, const std::vector<ProgramBuilder>& builders, in
 
 int Main() {
   bool ok = true;
-  ok &= RunThreads("all-gather of 4", AllGather(4, 40), Copies::kPull, 30, 2, false);
-  ok &= RunThreads("all-gather of 3, push", AllGather(3, 40), Copies::kPush, 30, 1, false);
-  ok &= RunThreads("all-reduce of 3", AllReduce(3, 40), Copies::kPull, 30, 2, false);
-  ok &= RunThreads("staged broadcast to 3", StagedBroadcast(4, 200), Copies::kPull, 60, 1, false);
-  ok &= RunThreads("relay through 4, push", Relay(4, 200), Copies::kPush, 60, 1, false);
-  ok &= RunThreads("ring of 4", Ring(4, 40), Copies::kPush, 30, 2, false);
+  ok &= RunThreads("all-gather of 4", AllGather(4, 40), Copies::kPull, 20, 2, false);
+  ok &= RunThreads("all-gather of 3, push", AllGather(3, 40), Copies::kPush, 20, 1, false);
+  ok &= RunThreads("all-reduce of 3", AllReduce(3, 40), Copies::kPull, 20, 2, false);
+  ok &= RunThreads("staged broadcast to 3", StagedBroadcast(4, 200), Copies::kPull, 40, 1, false);
+  ok &= RunThreads("relay through 4, push", Relay(4, 200), Copies::kPush, 40, 1, false);
+  ok &= RunThreads("ring of 4", Ring(4, 40), Copies::kPush, 20, 2, false);
   ok &= RunThreads("all-gather of 3", AllGather(3, 40), Copies::kPull, 2, 2, true);
-  ok &= RunEngine("small exchanges, two launches at a time", {AllReduce(4, 50), Ring(4, 50)}, 20, 2, 0);
+  ok &= RunEngine("small exchanges, two launches at a time", {AllReduce(4, 50), Ring(4, 50)}, 10, 2, 0);
   ok &= RunEngine("large exchanges", {AllReduce(4, 20'000), AllGather(4, 20'000)}, 2, 1, 0);
   cpu::Engine::Get().set_timeout_s(0.2);
   ok &= RunEngine("a device missing", {AllGather(4, 50)}, 3, 1, 1);

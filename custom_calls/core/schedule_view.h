@@ -58,8 +58,8 @@ struct FlatPart {
   FlatAddress source, destination;
 };
 
-// Do not go on before `peer` has published `step` of this call; a step of 0 or less is one of a call before, of which this
-// call's step 0 is the last.
+// Do not go on before `peer` has published `step` of this call. A step of 0 or less is one of the calls before: 0 is
+// the last of the call just before.
 struct FlatWait {
   int32_t peer, step;
 };

@@ -7,11 +7,13 @@
 namespace einsummable::cpu {
 
 Tasks::Tasks(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers, int32_t workers_per_rank) {
+  const bool alone = workers_per_rank == 1;
   tasks_.reserve(static_cast<size_t>(schedule.header().num_participants * workers_per_rank));
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (!schedule.Participates(rank)) continue;
     for (int32_t worker = 0; worker < workers_per_rank; ++worker) {
-      tasks_.emplace_back(Worker<Memory>(schedule, rank, worker, workers_per_rank), Memory(buffers, flags, rank, workers_per_rank == 1));
+      tasks_.emplace_back(Worker<Memory>(schedule, rank, worker, workers_per_rank),
+                          Memory(buffers, flags, rank, alone));
     }
   }
   left_.store(tasks_.size(), std::memory_order_relaxed);
