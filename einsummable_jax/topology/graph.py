@@ -64,28 +64,14 @@ def from_graph(
     wires = _wires(graph)
     ranks = _ranks(graph)
     routes = _routes(wires, ranks)
-    num_devices = len(ranks)
     users = _users(routes)
     sends, receives = _ports(wires, users, ranks)
     egress, ingress = (max(ports) or rates.memory_bandwidth for ports in (sends, receives))
-    links = {}
-    for pair, route in routes.items():
-        width = min(wires.edges[edge]["bandwidth"] for edge in route)
-        if math.isinf(width):
-            raise TopologyError(
-                f"graph: no edge between devices {pair[0]} and {pair[1]} has a finite bandwidth"
-            )
-        if width < min(egress, ingress):
-            links[pair] = width
-    timed = any("latency" in data for *_, data in wires.edges(data=True))
-    latencies = {
-        pair: sum(wires.edges[edge].get("latency", 0.0) for edge in route) if timed else latency_s
-        for pair, route in routes.items()
-    }
-    slowest_s, quicker = slowest_and_rest(latencies)
+    widths = _widths(wires, routes)
+    slowest_s, quicker = slowest_and_rest(_latencies(wires, routes, latency_s))
     return Topology(
         name=name or graph.graph.get("name") or "graph",
-        num_devices=num_devices,
+        num_devices=len(ranks),
         egress=egress,
         ingress=ingress,
         latency_s=slowest_s or latency_s,
@@ -93,7 +79,7 @@ def from_graph(
         memory_bandwidth=rates.memory_bandwidth,
         memory_bytes=rates.memory_bytes,
         kernel_s=kernel_s,
-        links=links,
+        links={pair: width for pair, width in widths.items() if width < min(egress, ingress)},
         cuts=_cuts(wires, users, sends, receives),
         latencies=quicker,
     )
@@ -135,8 +121,8 @@ def _ranks(graph: Any) -> dict[Any, int]:
     listed = sorted(found.values(), key=repr)
     if not found or sorted(map(repr, listed)) != sorted(map(repr, range(len(found)))):
         raise TopologyError(
-            f"graph: devices have ranks {listed}, expected 0, 1, ..., each once: give nodes that are devices an "
-            "attribute `rank`, or let them be whole numbers"
+            f"graph: devices have ranks {listed}, expected 0, 1, ..., each once: give nodes that are devices "
+            "an attribute `rank`, or let them be whole numbers"
         )
     return dict(sorted(found.items(), key=lambda entry: entry[1]))
 
@@ -172,6 +158,27 @@ def _paths(wires: nx.DiGraph, ranks: Mapping[Any, int], source: Any, width: floa
         return data.get("latency", 0.0) + _HOP_S
 
     return nx.single_source_dijkstra_path(wires, source, weight=seconds)
+
+
+def _widths(wires: nx.DiGraph, routes: Mapping[Pair, list[_Edge]]) -> dict[Pair, float]:
+    """The bandwidth of each route: that of its narrowest edge."""
+    widths = {}
+    for pair, route in routes.items():
+        widths[pair] = min(wires.edges[edge]["bandwidth"] for edge in route)
+        if math.isinf(widths[pair]):
+            raise TopologyError(
+                f"graph: no edge between devices {pair[0]} and {pair[1]} has a finite bandwidth"
+            )
+    return widths
+
+
+def _latencies(wires: nx.DiGraph, routes: Mapping[Pair, list[_Edge]], latency_s: float) -> dict[Pair, float]:
+    """The latency of each route; ``latency_s`` for all if no edge has one."""
+    if not any("latency" in data for *_, data in wires.edges(data=True)):
+        return dict.fromkeys(routes, latency_s)
+    return {
+        pair: sum(wires.edges[edge].get("latency", 0.0) for edge in route) for pair, route in routes.items()
+    }
 
 
 def _users(routes: Mapping[Pair, list[_Edge]]) -> dict[_Edge, list[Pair]]:
@@ -210,15 +217,15 @@ def _cuts(
             found[everyone - alone, alone] = receives[device]
     for edge, pairs in users.items():
         bandwidth = wires.edges[edge]["bandwidth"]
-        if len(pairs) == 1:
-            continue
         for sources, destinations in _rectangles(pairs):
             reach = min(sum(sends[s] for s in sources), sum(receives[d] for d in destinations))
             if bandwidth < reach * _CLOSE:
                 key = (sources, destinations)
                 found[key] = min(bandwidth, found.get(key, math.inf))
     return tuple(
-        Cut(sources, destinations, bandwidth) for (sources, destinations), bandwidth in found.items()
+        Cut(sources, destinations, bandwidth)
+        for (sources, destinations), bandwidth in found.items()
+        if len(sources | destinations) > 2  # else a pair's, which has its link
     )
 
 

@@ -269,7 +269,7 @@ def _by_environment(nvml: Any, ordinals: Sequence[int]) -> list[str]:
         named = [i for i, uuid in enumerate(uuids) if name == str(i) or (name and uuid.startswith(name))]
         if len(named) != 1:
             raise NvmlUnavailableError(
-                f"device {ordinal} of CUDA_VISIBLE_DEVICES={visible} is none of the driver's {len(uuids)} GPUs"
+                f"CUDA_VISIBLE_DEVICES={visible}: device {ordinal} is none of the driver's {len(uuids)} GPUs"
             )
         found.append(_bus_id(nvml.nvmlDeviceGetPciInfo(handles[named[0]])))
     return found
