@@ -118,6 +118,9 @@ def examine(runner: Runner, topology: Topology, large_bytes: int, findings: Find
     if findings.failures:
         _heading("Nothing is timed: exchanges are wrong")
         return
+    if runner.num_ranks == 1:
+        _heading("Nothing is timed: one device exchanges nothing")
+        return
     with _failing(findings, "timing pairs"):
         _time_pairs(runner, topology, large_bytes, findings)
     with _failing(findings, "timing exchanges"):
@@ -201,8 +204,6 @@ def _note(findings: Findings, checks: Iterator[Check]) -> None:
 
 
 def _time_pairs(runner: Runner, topology: Topology, large_bytes: int, findings: Findings) -> None:
-    if runner.num_ranks < 2:
-        return
     rates = findings.rates = pair_rates(runner, large_bytes)
     _heading(f"Bandwidth of pairs, GB/s from (row) to (column), one at a time, {_mib(large_bytes)}")
     _say("\n".join(matrix([[rate / 1e9 for rate in row] for row in rates.bandwidth])))

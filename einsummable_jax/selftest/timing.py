@@ -16,10 +16,10 @@ from einsummable_jax.selftest.runner import Ready, Runner
 from einsummable_jax.selftest.shapes import Case
 from einsummable_jax.topology import Topology
 
-_PAIR_RUNS = 3
+_PAIR_RUNS = 2
 _EXCHANGE_RUNS = 7
-_LATENCY_TIMES = 16
-_BANDWIDTH_TIMES = 4
+_TIMES = 16
+"""How often in a row a pair exchanges, so that the call itself hardly counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Timing:
 def pair_rates(runner: Runner, pair_bytes: int) -> PairRates:
     """Time each ordered pair alone: a large buffer for the bandwidth, one element for the latency."""
     elements = max(pair_bytes // np.dtype(np.int32).itemsize, 1)
-    large_s = _pair_seconds(runner, elements, _BANDWIDTH_TIMES)
-    small_s = _pair_seconds(runner, 1, _LATENCY_TIMES)
+    large_s = _pair_seconds(runner, elements)
+    small_s = _pair_seconds(runner, 1)
     sent_bytes = elements * np.dtype(np.int32).itemsize
     return PairRates([[sent_bytes / s if s else 0.0 for s in row] for row in large_s], small_s)
 
 
-def _pair_seconds(runner: Runner, elements: int, times: int) -> list[list[float]]:
+def _pair_seconds(runner: Runner, elements: int) -> list[list[float]]:
     count = runner.num_ranks
     seconds = [[0.0] * count for _ in range(count)]
     pairs = named_pairs(count, elements, "timing")
     if pairs:
-        place = runner.load_any(list(pairs.values()), times)
+        place = runner.load_any(list(pairs.values()), _TIMES)
         blocks = [[np.zeros(elements, np.int32)] for _ in range(count)]
         for position, (source, destination) in enumerate(pairs):
-            seconds[source][destination] = _fastest_s(place(position, blocks), _PAIR_RUNS) / times
+            seconds[source][destination] = _fastest_s(place(position, blocks), _PAIR_RUNS) / _TIMES
     return seconds
 
 

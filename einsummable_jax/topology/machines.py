@@ -30,7 +30,8 @@ def machine(name: str, num_devices: int | None = None) -> Topology:
     """The machine called ``name``.
 
     Args:
-      name: One of ``dgx_a100``, ``dgx_h100``, ``hgx_h200``, ``dgx_v100``, ``pcie``, ``two_hosts``, ``cpu``.
+      name: One of ``dgx_a100``, ``dgx_h100``, ``dgx_v100``, ``hgx_b200``, ``hgx_h200``, ``pcie``,
+        ``two_hosts``, ``cpu``.
       num_devices: How many of its devices; all of them by default (8; 16 on two hosts).
 
     Raises:

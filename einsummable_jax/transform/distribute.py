@@ -239,7 +239,7 @@ def distribute(
     function: Callable[..., Any],
     *,
     devices: Sequence[jax.Device] | None = None,
-    topology: Topology | str | os.PathLike[str] | nx.DiGraph | None = None,
+    topology: Topology | str | os.PathLike[str] | nx.Graph | None = None,
     cost: str = "time",
     memory_limit_bytes: float | None = None,
     static_argnums: int | Sequence[int] | None = None,
