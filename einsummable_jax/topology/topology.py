@@ -46,6 +46,8 @@ class Topology:
       shared: Whether the "devices" share cores and memory bandwidth (CPU devices of one process). Rates are
         then those of the whole machine, and work adds up over devices instead of overlapping; an exchange
         reads and writes at the sum of ``egress`` and ``ingress``.
+      run_s: Where memory is shared, what each run of consecutive elements that an exchange reads or writes
+        costs beside its bytes: short rows of a strided box are copied one by one.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
     """
 
@@ -60,6 +62,7 @@ class Topology:
     kernel_s: float
     links: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
     shared: bool = False
+    run_s: float = 0.0
     cuts: tuple[Cut, ...] = ()
 
     def flop_rate(self, dtype: object) -> float:
@@ -92,6 +95,8 @@ class Topology:
             f"  out / in per device {self.egress / 1e9:.3g} / {self.ingress / 1e9:.3g} GB/s",
             f"  latency, kernel     {self.latency_s * 1e6:.3g} us, {self.kernel_s * 1e6:.3g} us",
         ]
+        if self.run_s:
+            lines.append(f"  run of memory       {self.run_s * 1e9:.3g} ns")
         if self.links:
             slowest, fastest = min(self.links.values()), max(self.links.values())
             lines.append(
