@@ -30,13 +30,14 @@ _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
 _LONG_ENOUGH_S = 3e-3
 """A run this long is measured well enough."""
 
-_RUN_S = 13e-9
-"""Each row that an exchange reads or writes. (Fitted, with the latency, to 240 random plans of four chains
-of matrix products, see experiments.random_plans; without it, tall matrices cut by columns were taken to be as
-cheap as others.)"""
+_RUN_S = 7e-9
+"""Each row that an exchange reads or writes. (Fitted, with the next, to random plans of chains of matrix
+products and of a LLaMA block, see experiments.random_plans; without it, tall matrices cut by columns were
+taken to be as cheap as others.)"""
 _EXCHANGE_EFFICIENCY = 0.5
-"""An exchange's traffic in the middle of a program, relative to a plain copy's. In chains whose matrices stay
-in the caches it is nearly 1; in a LLaMA block, plans for half as much were as fast and moved fewer bytes."""
+"""An exchange's traffic in the middle of a program, relative to a plain copy's. The plans that were fitted
+would have it between 0.5 and 1; of plans of a LLaMA block that are equally fast, this finds those that move
+fewer bytes."""
 
 _lock = threading.Lock()
 
