@@ -42,8 +42,6 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the plans.")
 
 COMPILERS = 2
 """Plans compiled at the same time."""
-IN_A_ROW = 3
-"""Runs of a plan in each round, of which the fastest counts: a few milliseconds are easily disturbed."""
 TOLERANCE = 1e-3
 """Largest difference from the single-device result, relative to that result's largest element."""
 
@@ -148,7 +146,7 @@ def timed(candidate: Candidate, arguments: Sequence[np.ndarray]) -> tuple[float,
     placed = [slot.place(a) for a, slot in zip(arguments, candidate.executable.slots, strict=True)]
     results = jax.block_until_ready(candidate.executable.launch(candidate.compiled, placed))
     fastest_s = math.inf
-    for _ in range(IN_A_ROW):
+    for _ in range(common.IN_A_ROW):
         start = time.perf_counter()
         results = jax.block_until_ready(candidate.executable.launch(candidate.compiled, placed))
         fastest_s = min(fastest_s, time.perf_counter() - start)
