@@ -24,6 +24,8 @@ def describe(topology: Topology) -> str:
         f"  out / in per device {topology.egress / 1e9:.3g} / {topology.ingress / 1e9:.3g} GB/s",
         f"  latency, kernel     {_latency(topology)} us, {topology.kernel_s * 1e6:.3g} us",
     ]
+    if topology.run_s:
+        lines.append(f"  run of memory       {topology.run_s * 1e9:.3g} ns")
     if topology.num_devices > 1 and not topology.shared:
         lines += _links(topology)
     return "\n".join(lines)

@@ -53,6 +53,8 @@ class Topology:
       shared: Whether the "devices" share cores and memory bandwidth (CPU devices of one process). Rates are
         then those of the whole machine, and work adds up over devices instead of overlapping; an exchange
         reads and writes at the sum of ``egress`` and ``ingress``.
+      run_s: Where memory is shared, what each run of consecutive elements that an exchange reads or writes
+        costs beside its bytes: short rows of a strided box are copied one by one.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
       latencies: Directed pair latency where it is below ``latency_s``.
     """
@@ -68,6 +70,7 @@ class Topology:
     kernel_s: float
     links: Mapping[Pair, float] = dataclasses.field(default_factory=dict)
     shared: bool = False
+    run_s: float = 0.0
     cuts: tuple[Cut, ...] = ()
     latencies: Mapping[Pair, float] = dataclasses.field(default_factory=dict)
 
