@@ -107,7 +107,8 @@ class Worker {
     return Outcome::kDone;
   }
 
-  EINSUMMABLE_HD uint64_t epoch() const { return epoch_; }
+  // How many phases it is done with in this call.
+  EINSUMMABLE_HD int32_t phase() const { return phase_; }
 
  private:
   EINSUMMABLE_HD uint64_t CountsPerCall() const {

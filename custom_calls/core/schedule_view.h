@@ -98,6 +98,15 @@ class ScheduleView {
   EINSUMMABLE_HD const FlatSlice& slice(int32_t i) const { return Array<FlatSlice>(header().slices)[i]; }
   EINSUMMABLE_HD const int64_t* numbers(int32_t i) const { return Array<int64_t>(header().numbers) + i; }
 
+  // Of one copy of the scratch memory of all ranks.
+  EINSUMMABLE_HD int64_t scratch_bytes() const {
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < header().num_ranks; ++i) bytes += rank(i).scratch_bytes;
+    return bytes;
+  }
+
+  EINSUMMABLE_HD bool Participates(int32_t i) const { return rank(i).phases.size() > 0; }
+
   EINSUMMABLE_HD const FlatSlice& destination(const FlatMove& move) const { return slice(move.slices); }
   EINSUMMABLE_HD const FlatSlice& source(const FlatMove& move, int32_t i) const { return slice(move.slices + 1 + i); }
 

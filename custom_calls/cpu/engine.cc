@@ -100,7 +100,7 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
     }
   } catch (const std::bad_alloc&) {
     failure = {Failure::Kind::kInvalid, exchange->Title() + ": no memory for " +
-                                            std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch"};
+                                            std::to_string(exchange->schedule.view().scratch_bytes()) + " bytes of scratch"};
     return nullptr;
   }
   return occurrences.open[number - occurrences.first];

@@ -50,8 +50,7 @@ void Pool::Share(std::shared_ptr<Work> work, int64_t helpers) {
     }
     Wake(helpers);
   }
-  while (work->RunPart()) {
-  }
+  work->Run();
   if (helpers <= 0) return;
   std::lock_guard lock(mutex_);
   Forget(work);
@@ -115,8 +114,7 @@ void Pool::Worker() {
     if (!work_.empty()) {
       std::shared_ptr<Work> work = work_.front();
       lock.unlock();
-      while (work->RunPart()) {
-      }
+      work->Run();
       lock.lock();
       Forget(work);
       continue;

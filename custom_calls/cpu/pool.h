@@ -19,8 +19,8 @@ namespace einsummable::cpu {
 class Work {
  public:
   virtual ~Work() = default;
-  // Does one part that no thread has begun; false if there is none.
-  virtual bool RunPart() = 0;
+  // Does what no other thread does, until nothing is left to begin.
+  virtual void Run() = 0;
 };
 
 // The call of one rank, to be ended once: what XLA does next on that rank then runs.
@@ -35,8 +35,7 @@ class Pool {
 
   Pool();
 
-  // Offers `work` to the other threads, of which `helpers` are woken, and does parts of it until none is left to
-  // begin.
+  // Offers `work` to the other threads, of which up to `helpers` are woken, and does its share of it.
   void Share(std::shared_ptr<Work> work, int64_t helpers);
 
   // Has the calls ended by a thread of the pool: this one if it is one, and more of them when that takes long.

@@ -13,8 +13,9 @@
 
 #include "cpu/arena.h"
 #include "cpu/exchange.h"
-#include "cpu/kernels.h"
+#include "cpu/memory.h"
 #include "cpu/pool.h"
+#include "cpu/tasks.h"
 
 namespace einsummable::cpu {
 
@@ -52,14 +53,11 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   const Exchange& exchange() const { return *exchange_; }
 
  private:
-  class RoundWork;
+  class Moves;
 
-  bool IsComplete() const { return num_arrived_ == exchange_->schedule.num_participants; }
-  char* AddressOf(const Slice& slice) const;
+  bool IsComplete() const { return num_arrived_ == exchange_->schedule.view().header().num_participants; }
   void AdviseOutputs();
-  void RunInline();
-  void BeginRound(size_t number);
-  void RunPart(const Part& part);
+  void RunMoves();
   void EndAll();
 
   const std::shared_ptr<Exchange> exchange_;
@@ -67,10 +65,13 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   Pool& pool_;
   const std::function<void()> closed_;
   const int64_t begin_ns_;
-  std::pair<char*, size_t> scratch_{nullptr, 0};
+  std::pair<char*, size_t> scratch_block_{nullptr, 0};
+  std::vector<char*> scratch_;  // by rank
+  SpareFlags::Flags flags_;
 
   std::mutex mutex_;  // guards what follows until all ranks have arrived; after that only the moves use it
   std::vector<std::unique_ptr<RankCall>> calls_;  // by rank
+  std::vector<char* const*> buffers_;             // by rank, then by slot
   int32_t num_arrived_ = 0;
   std::optional<Failure> failure_;
 };
