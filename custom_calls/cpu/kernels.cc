@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/element.h"
-#include "cpu/float8.h"
+#include "core/element.h"
+#include "core/float8.h"
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -16,43 +16,6 @@ namespace {
 
 // Elements aggregated at a time: the accumulators stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
-
-// ---- Operations -----------------------------------------------------------------------------------------
-
-struct Sum {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a + b); }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) { return {a.re + b.re, a.im + b.im}; }
-};
-
-struct Prod {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a * b); }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-  }
-};
-
-// NaN wins over any number. Complex numbers compare by real part, then by imaginary part, as in lax.
-struct Max {
-  template <typename T> static T Of(T a, T b) { return (a >= b) | (a != a) ? a : b; }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return (a.re == b.re ? a.im > b.im : a.re > b.re) ? a : b;
-  }
-};
-
-struct Min {
-  template <typename T> static T Of(T a, T b) { return (a <= b) | (a != a) ? a : b; }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return (a.re == b.re ? a.im < b.im : a.re < b.re) ? a : b;
-  }
-};
-
-struct And {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a & b); }
-};
-
-struct Or {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a | b); }
-};
 
 // ---- One row: a run of elements along the innermost dimension -------------------------------------------
 
