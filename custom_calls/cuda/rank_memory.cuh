@@ -1,0 +1,138 @@
+// The memory of the interpreter (`core/interpreter.h`) on a GPU: a worker is a block, a lane a thread of it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/interpreter.h"
+#include "cuda/box.cuh"
+#include "cuda/memory.cuh"
+#include "cuda/rank_view.h"
+
+namespace einsummable::cuda {
+
+// Operands of one move that are looked up once per part. Those of larger aggregations are looked up when needed.
+inline constexpr int kCachedOperands = 64;
+
+// What the threads of a block share.
+struct BlockCache {
+  Operand sources[kCachedOperands];
+};
+
+class RankMemory {
+ public:
+  // `peers` are those of the view, or a copy of them that is nearer.
+  __device__ RankMemory(const ScheduleView& schedule, const RankView& view, const PeerView* peers, void* const* buffers,
+                        BlockCache& cache)
+      : schedule_(schedule), view_(view), peers_(peers), buffers_(buffers), cache_(cache) {}
+
+  __device__ int32_t Lane() const { return static_cast<int32_t>(threadIdx.x); }
+  __device__ int32_t Lanes() const { return static_cast<int32_t>(blockDim.x); }
+  __device__ bool All(bool x) { return __syncthreads_and(x) != 0; }
+
+  __device__ uint64_t Count() { return LoadAcquireSystem(view_.count); }
+  __device__ uint64_t AddToCount() { return AddAcqRelSystem(view_.count, 1) + 1; }
+  __device__ uint64_t Progress(int32_t peer) { return LoadAcquireSystem(view_.flags + peer * kFlagStride); }
+  __device__ void Publish(int32_t listener, uint64_t stamp) { StoreReleaseSystem(peers_[listener].flag, stamp); }
+
+  __device__ bool Pause(int32_t peer, uint64_t stamp, uint64_t polls) {
+    if (polls == 0) began_ns_ = ClockNs();
+    if (polls % kPollsPerLook != kPollsPerLook - 1) return true;
+    if (LoadAcquireSystem(view_.failed) != 0) return false;
+    if (ClockNs() - began_ns_ < TimeoutNs()) return true;
+    Fail(peer == view_.rank ? Reason::kStuckTeam : Reason::kMissingRank, peer, stamp);
+    return false;
+  }
+
+  // Called by the interpreter for a peer that has said that it failed.
+  __device__ void Fail(int32_t peer, uint64_t stamp) { Fail(Reason::kPeerFailed, peer, stamp); }
+
+  // The first failure of the device is told to the host.
+  __device__ void Fail(Reason reason, int64_t peer, uint64_t stamp) {
+    if (!SetOnceSystem(view_.failed) || !SetOnceSystem(&view_.shared->failed)) return;
+    Status& status = *view_.status;
+    status.channel = view_.channel;
+    status.rank = view_.rank;
+    status.peer = peer;
+    status.stamp = stamp;
+    StoreReleaseSystem(&status.reason, static_cast<uint64_t>(reason));
+  }
+
+  // One lane looks: what the interpreter makes of it, it makes of all lanes together.
+  __device__ bool Failed() { return Lane() == 0 && LoadAcquireSystem(view_.failed) != 0; }
+
+  __device__ void Announce(uint64_t epoch) {
+    const Range listeners = schedule_.rank(view_.rank).listeners;
+    const int64_t slots = view_.num_slots;
+    for (int64_t i = Lane(); i < listeners.size() * slots; i += Lanes()) {
+      const PeerView& listener = peers_[schedule_.peer(listeners.begin + static_cast<int32_t>(i / slots))];
+      const int64_t slot = i % slots;
+      StoreData(listener.mailbox + Half(epoch) * slots + slot, reinterpret_cast<uint64_t>(buffers_[slot]));
+    }
+  }
+
+  __device__ void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch) {
+    const FlatMove move = schedule.move(part.move);
+    const int64_t item = schedule.header().item_size;
+    const int64_t* const extents = schedule.numbers(move.extents);
+    const int64_t inner = move.rank == 0 ? 1 : extents[move.rank - 1];
+    const Region region = {extents, move.rank, inner, part.begin, part.end};
+    const Operand destination = OperandOf(schedule, schedule.destination(move), epoch);
+    if (move.monoid == static_cast<int32_t>(Monoid::kCopy)) {
+      return CopyBox(region, destination, OperandOf(schedule, schedule.source(move, 0), epoch), item);
+    }
+    __syncthreads();  // threads may still look at the operands of the part before
+    for (int32_t s = Lane(); s < kCachedOperands && s < move.num_sources; s += Lanes()) {
+      cache_.sources[s] = OperandOf(schedule, schedule.source(move, s), epoch);
+    }
+    __syncthreads();
+    auto source = [&](int32_t s) {
+      return s < kCachedOperands ? cache_.sources[s] : OperandOf(schedule, schedule.source(move, s), epoch);
+    };
+    const Aggregator aggregator(static_cast<DType>(schedule.header().dtype), static_cast<Monoid>(move.monoid),
+                                view_.float8);
+    ReduceBox(region, destination, move.num_sources, source, item, aggregator);
+  }
+
+  // Makes the outputs of a rank that has failed what nobody takes for results: floats become NaN.
+  __device__ void SpoilOutputs(int32_t worker) {
+    const int64_t stride = static_cast<int64_t>(view_.num_workers) * Lanes();
+    for (int32_t slot = view_.num_inputs; slot < view_.num_slots; ++slot) {
+      char* const output = static_cast<char*>(buffers_[slot]);
+      for (int64_t i = static_cast<int64_t>(worker) * Lanes() + Lane(); i < view_.slot_bytes[slot]; i += stride) {
+        StoreData(reinterpret_cast<uint8_t*>(output + i), uint8_t{0xff});
+      }
+    }
+  }
+
+ private:
+  static constexpr uint64_t kPollsPerLook = 64;
+
+  __device__ static int64_t Half(uint64_t epoch) { return static_cast<int64_t>(epoch % 2); }
+
+  // In memory of the host, so that it holds for captured graphs too: read only when a wait has taken a while.
+  __device__ uint64_t TimeoutNs() const { return LoadData(&view_.settings->timeout_ns); }
+
+  __device__ char* Address(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
+    if (slice.slot == FlatSlice::kScratch) {
+      const int64_t copy = static_cast<int64_t>(epoch % kSlots) * schedule.rank(slice.device).scratch_bytes;
+      return peers_[slice.device].scratch + copy + slice.offset;
+    }
+    if (slice.device == view_.rank) return static_cast<char*>(buffers_[slice.slot]) + slice.offset;
+    const PeerView& peer = peers_[slice.device];
+    const uint64_t address = LoadData(peer.own_mailbox + Half(epoch) * peer.num_slots + slice.slot);
+    return reinterpret_cast<char*>(address) + slice.offset;
+  }
+
+  __device__ Operand OperandOf(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
+    return {Address(schedule, slice, epoch), schedule.numbers(slice.strides)};
+  }
+
+  const ScheduleView& schedule_;
+  const RankView& view_;
+  const PeerView* const peers_;
+  void* const* const buffers_;
+  BlockCache& cache_;
+  uint64_t began_ns_ = 0;
+};
+
+}  // namespace einsummable::cuda
