@@ -151,6 +151,22 @@ class Graph:
                 found[carry.final] = loop.parent
         return tuple(found)
 
+    def makers(self, tensor: int) -> tuple[int, ...]:
+        """The operations that must have run before a tensor exists; none for inputs and literals.
+
+        The last value of a carry is there after the operation that begins its loop and after those that make
+        what a step leaves.
+        """
+        return self._makers.get(tensor, ())
+
+    @functools.cached_property
+    def _makers(self) -> dict[int, tuple[int, ...]]:
+        found = {t: (number,) for number, op in enumerate(self.operations) for t in op.results}
+        for loop in reversed(self.loops):  # inner ones first: their last value may be what a step leaves
+            for carry in loop.carries:
+                found[carry.final] = (carry.operation, *found.get(carry.next, ()))
+        return found
+
     def trips(self, loop: int | None) -> int:
         """How often the body of a loop runs in all, the loops around it included; 1 outside of loops."""
         count = 1

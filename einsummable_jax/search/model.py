@@ -22,12 +22,13 @@ from einsummable_jax.search.admissible import (
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.carries import carry_calls
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.cover_search import CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
-from einsummable_jax.search.flows import CONTRACTIONS, FlowFrom, in_order, source_maps, worthwhile_flows
+from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.partial import (
@@ -50,6 +51,7 @@ from einsummable_jax.search.tile_layouts import (
     touches_exactly,
 )
 from einsummable_jax.search.tiles import DeviceBoxes
+from einsummable_jax.search.worthwhile import CONTRACTIONS, worthwhile_flows
 from einsummable_jax.topology import Topology
 
 TIE_BREAK = 1e-4
@@ -180,6 +182,7 @@ class Model:
         self.couplings: list[Coupling] = []
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
+        self._carries = {carry.operation: carry for loop in graph.loops for carry in loop.carries}
         self.groups = groups = make_groups(graph)
         everywhere = tuple(range(topology.num_devices))
         devices = devices or [everywhere] * len(groups)
@@ -293,7 +296,7 @@ class Model:
         carried = self._carried(group, flows)
         blocks = (candidates, covers, carried.candidates)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
-        is_even = np.concatenate([block.is_even for block in blocks])
+        is_even = np.concatenate([block.is_even for block in (candidates, covers, carried)])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
         variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
@@ -308,16 +311,15 @@ class Model:
             for position, tensor in enumerate(operation.results):
                 layouts, index = self._layouts(choice, member, position, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+                if member in self._carries:  # the last value stays in the layout of the carry
+                    self._made[self._carries[member].final] = self._made[tensor]
 
     def _add_carries(self) -> None:
-        """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
-        for loop in self.graph.loops:
-            for carry in loop.carries:
-                (start,) = self.graph.operations[carry.operation].results
-                made = self._made[start]
-                self._made[carry.final] = made
-                if carry.next not in self.graph.literals:
-                    self._used.setdefault(carry.next, []).append(made)
+        """What a step of a loop leaves is needed in the layout of the carry."""
+        for operation, carry in self._carries.items():
+            (start,) = self.graph.operations[operation].results
+            if carry.next not in self.graph.literals:
+                self._used.setdefault(carry.next, []).append(self._made[start])
 
     def _candidates(
         self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
@@ -366,6 +368,8 @@ class Model:
         operations = [graph.operations[m] for m in group.members]
         if self.objective == "bytes" and any(op.primitive in CONTRACTIONS for op in operations):
             flows_from = ()  # every device would repeat the whole contraction for its contribution
+        if flows_from and group.members[0] in self._carries:
+            return self._carried_through_loop(group, flows_from)
         flows = [
             (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
             for flow, tensors in flows_from
@@ -378,6 +382,15 @@ class Model:
             self._memo[key] = carried_calls(group, merged, flows, p) if flows else empty
         return self._memo[key]
 
+    def _carried_through_loop(self, group: Group, flows_from: Sequence[FlowFrom]) -> CarriedCalls:
+        """The ways to hold the carry of a loop as contributions."""
+        monoid = flows_from[0][0].monoid
+        from_parts = any(not flow.begins for flow, _ in flows_from)
+        key = ("carry", group.extents, group.cuttable, monoid, from_parts)
+        if key not in self._memo:
+            self._memo[key] = carry_calls(group, monoid, from_parts, self.topology.num_devices)
+        return self._memo[key]
+
     def _layouts(
         self, choice: GroupVariable, member: int, position: int, made: bool = False
     ) -> tuple[TileLayouts, np.ndarray]:
@@ -388,14 +401,14 @@ class Model:
         mapped = group.array_map(member, array_map)
         reductions = reduction_labels(group, member, spec) if made else ()
         on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
-        key = ("layouts", id(candidates), id(covers), mapped, reductions, id(carried), on_parts.tobytes())
+        on_contributions = carried.candidates if made else carried.reads
+        blocks = id(candidates), id(covers), id(carried), id(on_contributions)
+        key = ("layouts", *blocks, mapped, reductions, on_parts.tobytes())
         if key not in self._memo:
             shape = tuple(dim_map.extent for dim_map in array_map)
             single = single_tiles(candidates, mapped, reductions)
             if len(carried):
-                single = carried.joined(
-                    single, single_tiles(carried.candidates, mapped, reductions), on_parts
-                )
+                single = carried.joined(single, single_tiles(on_contributions, mapped, reductions), on_parts)
             layouts, index = distinct_layouts(shape, *single)
             if len(covers):
                 layouts, further = add_tiles(layouts, cover_tiles(mapped, covers, reductions))
@@ -490,11 +503,9 @@ class Model:
                     group.labels[member],
                     tuple(x.name for x in spec.labels),
                 )
-                carried = choice.contributions(state, group.members.index(member))
-                key = (*key, id(choice.carried), carried)
+                key = (*key, id(choice.carried), choice.contributions(state, group.members.index(member)))
                 if key not in shared:
-                    found_calls = _decomposition(choice, member, state, spec)
-                    shared[key] = dataclasses.replace(found_calls, carried=carried)
+                    shared[key] = _decomposition(choice, member, state, spec)
                 found[member] = shared[key]
         return [found[index] for index in range(len(self.graph.operations))]
 
@@ -525,18 +536,28 @@ class Model:
 
 
 def _decomposition(choice: GroupVariable, member: int, state: int, spec: JoinAggSpec) -> Decomposition:
-    group, calls = choice.group, []
-    for boxes in choice.calls(state):
-        found = []
-        for box in boxes:
-            bounds = [
-                (0, label.extent) if new is None else box.bounds[new]
-                for new, label in zip(group.labels[member], spec.labels, strict=True)
-            ]
-            found.append(Box(tuple(bounds)))
-        calls.append(tuple(found))
+    group = choice.group
     names = list(group.names)
     for new, label in zip(group.labels[member], spec.labels, strict=True):
         if new is not None:
             names[new] = label.name
-    return Decomposition(tuple(calls), choice.words(state, names))
+    carried = choice.contributions(state, group.members.index(member))
+    if carried is not None and carried.spread is not None:
+        spread = dataclasses.replace(
+            carried.spread, boxes=_member_boxes(group, member, spec, carried.spread.boxes)
+        )
+        carried = dataclasses.replace(carried, spread=spread)
+    calls = _member_boxes(group, member, spec, choice.calls(state))
+    return Decomposition(calls, choice.words(state, names), carried)
+
+
+def _member_boxes(
+    group: Group, member: int, spec: JoinAggSpec, boxes: Sequence[Sequence[Box]]
+) -> tuple[tuple[Box, ...], ...]:
+    """Boxes of a group's labels as boxes of the labels of one member."""
+    labels = list(zip(group.labels[member], spec.labels, strict=True))
+
+    def renamed(box: Box) -> Box:
+        return Box(tuple((0, label.extent) if new is None else box.bounds[new] for new, label in labels))
+
+    return tuple(tuple(map(renamed, held)) for held in boxes)
