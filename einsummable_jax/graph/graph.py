@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from einsummable_jax.graph.spec import JoinAggSpec
@@ -169,10 +170,15 @@ class Graph:
 
     def trips(self, loop: int | None) -> int:
         """How often the body of a loop runs in all, the loops around it included; 1 outside of loops."""
-        count = 1
+        return math.prod(self.loops[around].length for around in self.loops_around(loop))
+
+    def loops_around(self, loop: int | None) -> tuple[int, ...]:
+        """A loop and those around it, inner ones first; none outside of loops."""
+        found: list[int] = []
         while loop is not None:
-            count, loop = count * self.loops[loop].length, self.loops[loop].parent
-        return count
+            found.append(loop)
+            loop = self.loops[loop].parent
+        return tuple(found)
 
     def loops_ended_by(self, operation: int) -> tuple[int, ...]:
         """The loops whose last operation this is, inner ones first."""

@@ -11,5 +11,6 @@ from einsummable_jax.search.plan import Decomposition as Decomposition
 from einsummable_jax.search.plan import Fetch as Fetch
 from einsummable_jax.search.plan import Plan as Plan
 from einsummable_jax.search.plan import PlannedExchange as PlannedExchange
+from einsummable_jax.search.plan import Spread as Spread
 from einsummable_jax.search.search import search as search
 from einsummable_jax.search.serialise import describe as describe
