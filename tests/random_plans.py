@@ -141,10 +141,13 @@ def begun_decomposition(
         for part, share in enumerate(_shares(box, num_parts, rng)):
             for device in rng.sample(range(num_devices), rng.randint(1, min(2, num_devices))):
                 calls[device].append((box, part, share))
-    boxes, parts, shares = (
-        tuple(tuple(call[i] for call in device_calls) for device_calls in calls) for i in range(3)
+    parts = tuple(tuple(part for _, part, _ in device_calls) for device_calls in calls)
+    spread = Spread(monoid, tuple(tuple(share for *_, share in device_calls) for device_calls in calls))
+    return Decomposition(
+        tuple(tuple(box for box, *_ in device_calls) for device_calls in calls),
+        "random, begins contributions",
+        Carried((), parts, spread),
     )
-    return Decomposition(boxes, "random, begins contributions", Carried((), parts, Spread(monoid, shares)))
 
 
 def _shares(box: Box, num_parts: int, rng: random.Random) -> list[Box]:

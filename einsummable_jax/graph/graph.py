@@ -162,7 +162,9 @@ class Graph:
 
     @functools.cached_property
     def _makers(self) -> dict[int, tuple[int, ...]]:
-        found = {t: (number,) for number, op in enumerate(self.operations) for t in op.results}
+        found: dict[int, tuple[int, ...]] = {}
+        for number, op in enumerate(self.operations):
+            found.update(dict.fromkeys(op.results, (number,)))
         for loop in reversed(self.loops):  # inner ones first: their last value may be what a step leaves
             for carry in loop.carries:
                 found[carry.final] = (carry.operation, *found.get(carry.next, ()))

@@ -3,8 +3,8 @@
 from einsummable_jax.search.assemble import PlanError as PlanError
 from einsummable_jax.search.assemble import assemble as assemble
 from einsummable_jax.search.boundary import Boundary as Boundary
-from einsummable_jax.search.memory import DeviceMemory as DeviceMemory
-from einsummable_jax.search.memory import PlanMemory as PlanMemory
+from einsummable_jax.search.device_memory import DeviceMemory as DeviceMemory
+from einsummable_jax.search.device_memory import PlanMemory as PlanMemory
 from einsummable_jax.search.memory_limit import MemoryLimitError as MemoryLimitError
 from einsummable_jax.search.plan import Carried as Carried
 from einsummable_jax.search.plan import Decomposition as Decomposition

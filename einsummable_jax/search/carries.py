@@ -1,8 +1,8 @@
 """Carries of loops as contributions: what each step leaves is aggregated once, when the loop is over.
 
-Which contributions a step adds is not known when its carry is planned, so a carry is offered every way in which
-a mesh makes contributions. Its initial value must count once. A final one is spread over the parts: each takes
-up a box of it, so that no device needs more of it than its share.
+Which contributions a step adds is not known when its carry is planned, so a carry is offered every way in
+which a mesh makes contributions. Its initial value must count once. A final one is spread over the parts:
+each takes up a box of it, so that no device needs more of it than its share.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from einsummable_jax.layout import Monoid
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.flows import Flow
 from einsummable_jax.search.groups import Group
-from einsummable_jax.search.partial import CarriedCalls
+from einsummable_jax.search.partial import MAX_CARRIED, CarriedCalls
 
 SPREAD, HANDED_ON = 0, 1
 """Numbers of the flows of a carry: its initial value is final, or contributions already."""
+MAX_LAYOUTS = 2 * MAX_CARRIED
+"""Layouts of contributions in which one carry is offered at most."""
+MAX_SPREADS = 2
+"""Dimensions along which an initial value is spread over the parts: the longest ones."""
 
 
 def carry_calls(group: Group, monoid: Monoid, from_parts: bool, num_devices: int) -> CarriedCalls:
@@ -28,10 +32,7 @@ def carry_calls(group: Group, monoid: Monoid, from_parts: bool, num_devices: int
       from_parts: Whether the initial value may be contributions, too.
       num_devices: Number of devices.
     """
-    # As one more label that is cut, and is aggregated over.
-    extents, cuttable = (*group.extents, num_devices), (*group.cuttable, True)
-    mesh = mesh_candidates(extents, cuttable, num_devices)
-    mesh = mesh.take(mesh.parts[:, -1] > 1)
+    mesh = _layouts(group, num_devices)
     calls = Candidates(mesh.bounds[:, :, :-1], mesh.cells[:, :, :-1], mesh.parts[:, :-1])
     parts, counts = mesh.cells[:, :, -1], mesh.parts[:, -1]
     spreads = _spreads(calls.bounds, parts, counts)
@@ -51,6 +52,18 @@ def carry_calls(group: Group, monoid: Monoid, from_parts: bool, num_devices: int
     )
 
 
+def _layouts(group: Group, num_devices: int) -> Candidates:
+    """The cuts of a carry, with the part as one more label, the last one; regular ones first."""
+    extents, cuttable = (*group.extents, num_devices), (*group.cuttable, True)
+    mesh = mesh_candidates(extents, cuttable, num_devices)
+    cut_labels = (mesh.parts[:, :-1] > 1).sum(axis=1)
+    # Parts are held twice only where there are not enough for all devices, as of a tensor without dimensions.
+    twice = mesh.distinct_calls < num_devices
+    offered = np.flatnonzero((mesh.parts[:, -1] > 1) & ~(twice & (cut_labels > 0)))
+    order = np.lexsort((cut_labels[offered], twice[offered]))
+    return mesh.take(offered[order[:MAX_LAYOUTS]])
+
+
 def _spreads(
     bounds: np.ndarray, parts: np.ndarray, counts: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -62,7 +75,8 @@ def _spreads(
       counts: How many parts there are, integers ``[K]``.
     """
     found, without_even = [], np.ones(len(bounds), bool)
-    for label in range(bounds.shape[2]):
+    lengths = np.diff(bounds, axis=-1)[..., 0].max(axis=(0, 1), initial=0)
+    for label in np.argsort(-lengths, kind="stable")[:MAX_SPREADS].tolist():
         start = bounds[:, :, label, 0]
         size, longer = np.divmod(bounds[:, :, label, 1] - start, counts[:, None])
         low = start + parts * size + np.minimum(parts, longer)

@@ -2,8 +2,8 @@
 
 A contraction cut along its reduction label leaves a partial relation. An operation that commutes with the
 aggregation (:class:`~einsummable_jax.graph.Commutes`) may run on each contribution where it is, and leave
-contributions itself; its consumer, or the consumer's, then aggregates what may be smaller, or shared. So may a
-loop hand contributions from step to step, for one aggregation when it is over.
+contributions itself; its consumer, or the consumer's, then aggregates what may be smaller, or shared. So
+may a loop hand contributions from step to step, for one aggregation when it is over.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _check_spread(spec: JoinAggSpec, decomposition: Decomposition, spread: Sprea
 
 
 def counting_calls(decomposition: Decomposition, spread: Spread) -> tuple[tuple[bool, ...], ...]:
-    """Whether what each kernel call has of a final value counts, by device: in the lowest part that has it."""
+    """Whether each kernel call counts what it has of a final value, by device: the lowest part's calls do."""
     lowest: dict[Box, int] = {}
     parts_and_boxes = [
         list(zip(parts, boxes, strict=True))

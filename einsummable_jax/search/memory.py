@@ -1,4 +1,4 @@
-"""Bytes that each device holds while a plan runs: arguments, results, and what lives in between."""
+"""From a plan to the bytes that each device holds: the life of every array in the order of the program."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from einsummable_jax.graph import SCAN_CARRY, SCAN_STACK, ArrayMap, Graph, Loop, Operation
 from einsummable_jax.layout import Box, Relation
+from einsummable_jax.search.device_memory import DeviceMemory, Held, PlanMemory
 from einsummable_jax.search.groups import make_groups
 
 if TYPE_CHECKING:
@@ -29,86 +30,6 @@ TAKES_IN = frozenset(
 """Operations beside the element-wise ones whose kernels compute cheap operands themselves."""
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 """Operations that read whole arrays: nothing is fused into them but the transpose of a matrix."""
-
-SHOWN = 12
-"""Reports list so many arrays by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """An array that a device holds at its peak.
-
-    Attributes:
-      tensor: Number of the tensor in the plan's graph.
-      name: How reports call it: the tree path of an argument, else the primitive that makes it, with its
-        source line.
-      kind: ``"argument"``, ``"result"``, ``"made"`` by a kernel, ``"exchanged"``: delivered by an exchange,
-        ``"scratch"`` of an exchange, or ``"repacked"`` for one kernel.
-      bytes: Bytes on the device.
-    """
-
-    tensor: int
-    name: str
-    kind: str
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceMemory:
-    """The most that one device holds at a time.
-
-    Attributes:
-      device: Its rank.
-      peak_bytes: Arguments, results and temporaries together.
-      argument_bytes: Bytes of the arguments; they stay through the call.
-      result_bytes: Bytes of the results that no donated argument makes room for.
-      temporary_bytes: Most bytes of everything else.
-      operation: Number of the operation that runs at the peak; None if results are delivered then.
-      source: Its primitive and source line.
-      held: What is held then, the largest first.
-    """
-
-    device: int
-    peak_bytes: int
-    argument_bytes: int
-    result_bytes: int
-    temporary_bytes: int
-    operation: int | None
-    source: str
-    held: tuple[Held, ...]
-
-    def __str__(self) -> str:
-        shown, others = self.held[:SHOWN], self.held[SHOWN:]
-        lines = [f"device {self.device} holds {binary(self.peak_bytes)} during {self.source}:"]
-        lines += [f"  {binary(held.bytes):>10}  {held.kind:<9} {held.name}" for held in shown]
-        if others:
-            rest = sum(held.bytes for held in others)
-            lines.append(f"  {binary(rest):>10}  {len(others)} smaller arrays")
-        return "\n".join(lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanMemory:
-    """What every device holds at its peak.
-
-    Attributes:
-      devices: One entry per device.
-    """
-
-    devices: tuple[DeviceMemory, ...]
-
-    @property
-    def fullest(self) -> DeviceMemory:
-        """The device that holds most."""
-        return max(self.devices, key=lambda device: device.peak_bytes)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that any device holds."""
-        return self.fullest.peak_bytes
-
-    def __str__(self) -> str:
-        return str(self.fullest)
 
 
 def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> PlanMemory:
@@ -132,15 +53,6 @@ def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> 
 def computed_by_readers(plan: Plan, groups: Sequence[tuple[int, ...]]) -> frozenset[int]:
     """The tensors that are never held because every kernel that reads them computes them anew."""
     return frozenset(_Liveness(plan, groups).computed_by_readers())
-
-
-def binary(number_bytes: float) -> str:
-    """Bytes with three digits and a binary prefix."""
-    for prefix in ("B", "KiB", "MiB", "GiB"):
-        if number_bytes < 1000:
-            return f"{number_bytes:.3g} {prefix}"
-        number_bytes /= 1024
-    return f"{number_bytes:.3g} TiB"
 
 
 @dataclasses.dataclass(eq=False)
@@ -200,8 +112,9 @@ class _Liveness:
             elif tensor not in self.graph.literals:
                 held, loop = self._bytes(self.plan.relations[tensor][0]), self.graph.loop_of_operation[index]
                 # There is room for what all steps stack from the first one on.
-                stacked = operation.primitive == SCAN_STACK and loop is not None
-                first = self.loop_steps[loop][0] if stacked else step
+                first = step
+                if loop is not None and operation.primitive == SCAN_STACK:
+                    first, _ = self.loop_steps[loop]
                 self.buffers[tensor, 0] = _Buffer(tensor, "made", held, first, step)
 
     def _steps_of(self, loop: Loop) -> tuple[int, int]:

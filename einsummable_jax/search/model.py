@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import Constraint, Graph, JoinAggSpec
-from einsummable_jax.layout import Box, Layout
+from einsummable_jax.graph import Constraint, Graph
+from einsummable_jax.layout import Layout
 from einsummable_jax.search.admissible import (
     merged_maps,
     monoids_of,
@@ -29,6 +29,7 @@ from einsummable_jax.search.cover_search import CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
+from einsummable_jax.search.group_variable import GroupVariable
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.partial import (
@@ -41,7 +42,7 @@ from einsummable_jax.search.partial import (
     parts_where_held,
     to_delivered,
 )
-from einsummable_jax.search.plan import Carried, Decomposition
+from einsummable_jax.search.plan import Decomposition
 from einsummable_jax.search.pull_back import cover_tiles
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
@@ -96,49 +97,6 @@ class Coupling:
     made: Endpoint
     used: Endpoint
     price: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupVariable:
-    """The choice of one group's decomposition.
-
-    Attributes:
-      group: The group.
-      candidates: The decompositions that a mesh gives, numbered from 0.
-      covers: Further decompositions, numbered on.
-      carried: Those on contributions, numbered on.
-      seconds: Kernel time of each, floats ``[C + E + K]``.
-    """
-
-    group: Group
-    candidates: Candidates
-    covers: Covers
-    carried: CarriedCalls
-    seconds: np.ndarray
-
-    def calls(self, state: int) -> tuple[tuple[Box, ...], ...]:
-        """The iteration boxes of each device."""
-        if state < len(self.candidates):
-            return tuple((box,) for box in self.candidates.boxes(state))
-        number = state - len(self.candidates)
-        return self.covers.boxes(number) if number < len(self.covers) else self.carried.boxes(self._k(state))
-
-    def words(self, state: int, names: Sequence[str]) -> str:
-        """The decomposition in words."""
-        if state < len(self.candidates):
-            return self.candidates.words(state, names)
-        number = state - len(self.candidates)
-        if number < len(self.covers):
-            return self.covers.words(number, names)
-        return self.carried.words(self._k(state), names)
-
-    def contributions(self, state: int, member: int) -> Carried | None:
-        """How the group's member in position ``member`` runs on contributions, if it does."""
-        number = self._k(state)
-        return self.carried.decomposed(number, member) if number >= 0 else None
-
-    def _k(self, state: int) -> int:
-        return state - len(self.candidates) - len(self.covers)
 
 
 class Model:
@@ -503,9 +461,9 @@ class Model:
                     group.labels[member],
                     tuple(x.name for x in spec.labels),
                 )
-                key = (*key, id(choice.carried), choice.contributions(state, group.members.index(member)))
+                key = (*key, id(choice.carried), choice.contributions(state, member))
                 if key not in shared:
-                    shared[key] = _decomposition(choice, member, state, spec)
+                    shared[key] = choice.decomposition(state, member, spec)
                 found[member] = shared[key]
         return [found[index] for index in range(len(self.graph.operations))]
 
@@ -533,31 +491,3 @@ class Model:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
-
-
-def _decomposition(choice: GroupVariable, member: int, state: int, spec: JoinAggSpec) -> Decomposition:
-    group = choice.group
-    names = list(group.names)
-    for new, label in zip(group.labels[member], spec.labels, strict=True):
-        if new is not None:
-            names[new] = label.name
-    carried = choice.contributions(state, group.members.index(member))
-    if carried is not None and carried.spread is not None:
-        spread = dataclasses.replace(
-            carried.spread, boxes=_member_boxes(group, member, spec, carried.spread.boxes)
-        )
-        carried = dataclasses.replace(carried, spread=spread)
-    calls = _member_boxes(group, member, spec, choice.calls(state))
-    return Decomposition(calls, choice.words(state, names), carried)
-
-
-def _member_boxes(
-    group: Group, member: int, spec: JoinAggSpec, boxes: Sequence[Sequence[Box]]
-) -> tuple[tuple[Box, ...], ...]:
-    """Boxes of a group's labels as boxes of the labels of one member."""
-    labels = list(zip(group.labels[member], spec.labels, strict=True))
-
-    def renamed(box: Box) -> Box:
-        return Box(tuple((0, label.extent) if new is None else box.bounds[new] for new, label in labels))
-
-    return tuple(tuple(map(renamed, held)) for held in boxes)

@@ -2,8 +2,10 @@
 
 A group all of whose members commute with an aggregation has, beside its own candidates, *carried* ones: each
 follows one partial layout of a tensor that it reads, every device working on the contribution that it
-holds (that of a loop's carry begins them: see `search.carries`). A use in a carried state accepts just the contributions it follows, and anything else is forbidden:
+holds. A use in a carried state accepts just the contributions it follows, and anything else is forbidden:
 contributions that would have to move are aggregated instead.
+
+The states of a loop's carry follow nothing: see `search.carries`.
 """
 
 from __future__ import annotations
@@ -169,7 +171,11 @@ def _following(group: Group, uses: Sequence[Use]) -> Iterator[tuple[np.ndarray, 
     layouts, array_map = uses[0]
     partial = np.flatnonzero(layouts.contributions > 1)
     tiles = np.array([np.prod(layouts.copies[u] == 1) for u in partial], bool)
-    for u in partial[tiles] if tiles.any() else partial:
+    followed = partial[tiles] if tiles.any() else partial
+    boxes = layouts.boxes[followed]
+    cut_dims = (boxes != boxes[:, :1]).any(axis=(1, 3)).sum(axis=1)
+    # Those that cut the tensor along few dimensions come first: more than `MAX_CARRIED` are not kept.
+    for u in followed[np.argsort(cut_dims, kind="stable")]:
         calls = _calls(group, array_map, layouts.boxes[u])
         contributions = int(layouts.contributions[u])
         if calls is None or not _whole_for_each_part(group, calls, layouts.parts[u], contributions):

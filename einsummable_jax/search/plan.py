@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from einsummable_jax._files import write_atomically
 from einsummable_jax.graph import Graph, Recomputation
 from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
-from einsummable_jax.search.memory import PlanMemory, plan_memory
+from einsummable_jax.search.device_memory import PlanMemory
+from einsummable_jax.search.memory import plan_memory
 
 if TYPE_CHECKING:
     from einsummable_jax.search.diff import PlanDiff

@@ -13,7 +13,8 @@ from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.branches import side_by_side
-from einsummable_jax.search.memory import binary, plan_memory
+from einsummable_jax.search.device_memory import binary
+from einsummable_jax.search.memory import plan_memory
 from einsummable_jax.search.memory_limit import MemoryLimitError, fit
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan

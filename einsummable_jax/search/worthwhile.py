@@ -1,4 +1,4 @@
-"""Where it could save anything that contributions flow on. Static: it looks at specs and sizes, not at layouts."""
+"""Where it could save anything that contributions flow on. Static: it looks at specs and sizes alone."""
 
 from __future__ import annotations
 
