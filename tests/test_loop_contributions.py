@@ -55,8 +55,8 @@ def rearranged(total, xs, gs):
 
 def in_both_loops(total, xs, gs):
     def outer(c, batch):
-        halves = [x.reshape(2, -1, x.shape[1]) for x in batch]
-        return accumulated(c, *halves), None
+        twice = [jnp.stack([x, 2 * x]) for x in batch]
+        return accumulated(c, *twice), None
 
     return lax.scan(outer, total, (xs, gs))[0]
 
@@ -77,7 +77,7 @@ def one_of_two(total, xs, gs):
 
     def step(carry, batch):
         c, h = carry
-        h = h * h - batch[0]
+        h = jnp.sign(h - batch[0])
         return (c + h.T @ batch[1], h), None
 
     return lax.scan(step, (total, xs[0] * 0), (xs, gs))[0][0]
@@ -239,7 +239,7 @@ def test_any_number_of_carries_of_many_kinds():
         init = jnp.int32(7), total[0], jnp.ones((2, 3, 3)), total
         return lax.scan(step, init, (xs[:2], gs[:2]))[0]
 
-    args = arguments(4)
+    args = arguments(4, tokens=64)
     plan = cut_by_tokens(graph_of(function, args), args, 4)
     assert len(begun(plan)) == 3
     assert_same(run(plan, args)[0], jax.jit(function)(*args))
@@ -311,7 +311,7 @@ def test_nothing_before_a_loop_is_grouped_with_what_follows_it():
     ],
 )
 def test_random_plans_equal_one_device(case, num_devices, monoid, seed):
-    """Uneven contributions, several on a device, some of them twice, each with any share of the initial value."""
+    """Uneven contributions, several on a device, some twice, each with any share of the initial value."""
     function, _ = CASES[case]
     args = arguments(num_devices, 5, 6, 4)
     graph = graph_of(function, args)
@@ -369,11 +369,11 @@ def test_what_would_count_wrongly_is_refused(shares, options, message):
 
 
 def test_memory_of_contributions_is_that_of_whole_arrays():
-    args = arguments(8, 256, 128)
+    args = arguments(8, 64, 32, 256)
     plan = cut_by_tokens(graph_of(accumulated, args), args, 8)
     held = {h.name.split()[0]: h.bytes for h in plan.memory().fullest.held}
     # The contribution is written over in each step, beside what the step adds to it.
-    assert held["scan_carry"] == held["dot_general"] == 4 * 256 * 128
+    assert held["scan_carry"] == held["dot_general"] == 4 * 64 * 32
 
 
 def test_plans_survive_json_and_say_what_they_do():
