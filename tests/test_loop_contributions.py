@@ -101,7 +101,7 @@ def watched(total, xs, gs):
 
 
 def largest(total, xs, gs):
-    return lax.scan(lambda c, x: (jnp.maximum(c, x.max(0)), None), total[0], gs)[0]
+    return lax.scan(lambda c, x: (jnp.maximum(c, x.max(0)), None), total[0] - 9, gs - 9)[0]
 
 
 def any_of(total, xs, gs):
@@ -183,6 +183,12 @@ def run(plan, args):
     results = jax.block_until_ready(executable.place_and_run(args))
     assert sum(received for _, received in engine.counters().values()) == sum(plan.received_bytes())
     return results, plan
+
+
+def by_tokens():
+    """The layouts of micro-batches cut over all devices, as a user gives them."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    return [NamedSharding(mesh, PartitionSpec(None, "data"))] * 2
 
 
 def begun(plan):
@@ -271,12 +277,9 @@ def test_what_reads_a_carry_otherwise_has_it_aggregated_in_each_step():
 
 def test_gradients_of_a_distributed_function():
     """As a user writes it, for the machine at hand."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    by_tokens = NamedSharding(mesh, PartitionSpec(None, "data"))
     args = arguments(8)
-    layouts = (None, by_tokens, by_tokens)
     for function in (of_a_closed_over_weight, of_two_losses):
-        distributed = distribute(function, in_layouts=layouts, cost="bytes")
+        distributed = distribute(function, in_layouts=(None, *by_tokens()), cost="bytes")
         assert begun(distributed.plan(*args))
         assert_same(jax.tree.leaves(distributed(*args)), jax.jit(function)(*args))
 
@@ -305,7 +308,6 @@ def test_nothing_before_a_loop_is_grouped_with_what_follows_it():
     ("case", "num_devices", "monoid", "seed"),
     [
         ("any initial value", 3, Monoid.SUM, 3),
-        ("watched", 4, Monoid.SUM, 1),
         ("largest", 5, Monoid.MAX, 0),
         ("in both loops", 2, Monoid.SUM, 0),
     ],
@@ -369,11 +371,16 @@ def test_what_would_count_wrongly_is_refused(shares, options, message):
 
 
 def test_memory_of_contributions_is_that_of_whole_arrays():
-    args = arguments(8, 64, 32, 256)
-    plan = cut_by_tokens(graph_of(accumulated, args), args, 8)
-    held = {h.name.split()[0]: h.bytes for h in plan.memory().fullest.held}
+    """The account says so, and comes close to what XLA allocates."""
+    args = arguments(8, 256, 128, 1024)
+    distributed = distribute(accumulated, in_layouts=(None, *by_tokens()), cost="bytes")
+    memory = distributed.plan(*args).memory()
+    held = {h.name.split()[0]: h.bytes for h in memory.fullest.held}
     # The contribution is written over in each step, beside what the step adds to it.
-    assert held["scan_carry"] == held["dot_general"] == 4 * 64 * 32
+    assert held["scan_carry"] == held["dot_general"] == 4 * 256 * 128
+    stats = distributed.lower(*args).compile().memory_analysis()
+    allocated = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    assert 0.8 <= memory.peak_bytes / allocated <= 1.25
 
 
 def test_plans_survive_json_and_say_what_they_do():

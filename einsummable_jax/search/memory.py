@@ -165,9 +165,9 @@ class _Liveness:
     def _is_begun_in_place(self, index: int) -> bool:
         """Whether a loop's carry takes over the array of its initial value, which nothing else needs."""
         operation = self.graph.operations[index]
-        (init, *_), (begun, *_) = operation.operands, operation.results
         if operation.primitive != SCAN_CARRY or self.plan.fetches[index][0].version:
             return False
+        (init,), (begun,) = operation.operands, operation.results
         if init in self.graph.inputs or init in self.graph.outputs or init in self.graph.literals:
             return False
         held, made = (self._bytes(self.plan.relations[t][0]) for t in (init, begun))
