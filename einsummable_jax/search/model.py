@@ -108,6 +108,7 @@ class Model:
       objective: ``"time"`` or ``"bytes"``.
       boundary: What the layouts of inputs and results may be.
       devices: For each group the devices that may run it; by default all.
+      parts_through_loops: Whether a step of a loop may leave contributions to the next one.
 
     Attributes:
       groups: The groups of the graph, each of which is one variable.
@@ -125,6 +126,7 @@ class Model:
         objective: str,
         boundary: Boundary | None = None,
         devices: Sequence[tuple[int, ...]] | None = None,
+        parts_through_loops: bool = True,
     ) -> None:
         self.graph = graph
         self.topology = topology
@@ -150,7 +152,9 @@ class Model:
         order = in_order(graph, groups)
         # Contributions flow where every device has a share in every operation.
         together = all(ranks == everywhere for ranks in devices)
-        flows = worthwhile_flows(graph, groups, order) if together else [[]] * len(groups)
+        flows = (
+            worthwhile_flows(graph, groups, order, parts_through_loops) if together else [[]] * len(groups)
+        )
         for number in order:
             self._add_group(groups[number], devices[number], found.covers(number), flows[number])
         self._add_carries()

@@ -159,6 +159,12 @@ class Plan:
         """How often an exchange runs: once for each time that its tensor is made."""
         return self.graph.trips(self.graph.loop_of_tensor[exchange.tensor])
 
+    @property
+    def hands_on_contributions(self) -> bool:
+        """Whether steps of a loop leave contributions to the next ones."""
+        carries = (carry for loop in self.graph.loops for carry in loop.carries)
+        return any(self.decompositions[carry.operation].carried for carry in carries)
+
     def received_bytes(self) -> tuple[int, ...]:
         """Bytes that each device receives in a whole run, once the plan's exchanges are synthesised."""
         received = [0] * self.num_devices

@@ -20,28 +20,33 @@ Flows = Sequence[Sequence[FlowFrom]]
 """The flows of each group."""
 
 
-def worthwhile_flows(graph: Graph, groups: Sequence[Group], order: Sequence[int]) -> list[list[FlowFrom]]:
+def worthwhile_flows(
+    graph: Graph, groups: Sequence[Group], order: Sequence[int], through_loops: bool = True
+) -> list[list[FlowFrom]]:
     """The flows of each group that may leave less to aggregate, sooner or later, than they are given.
 
     Args:
       graph: The graph.
       groups: Its groups.
       order: Their numbers, each after those that make what it reads.
+      through_loops: Whether a step of a loop may leave contributions to the next one.
     """
-    return _Savings(graph, groups, order).kept()
+    return _Savings(graph, groups, order, through_loops).kept()
 
 
 class _Savings:
     """What may be contributions in a graph, and how many bytes need not be aggregated if it is."""
 
-    def __init__(self, graph: Graph, groups: Sequence[Group], order: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, groups: Sequence[Group], order: Sequence[int], through_loops: bool
+    ) -> None:
         self.graph = graph
         self.groups = groups
         self.order = order
         self.carries = [carry for loop in graph.loops for carry in loop.carries]
         self.group_of = {m: number for number, group in enumerate(groups) for m in group.members}
         self.readers = readers_of(graph, groups)
-        self.carried = self._carried()
+        self.carried = self._carried() if through_loops else {}
         self.flows, _ = all_flows(graph, groups, order, self.carried)
         self.later: dict[int, float] = {}
         self._carries_left_by: dict[int, list[Carry]] = {}
