@@ -46,6 +46,7 @@ class _Savings:
         self.carries = [carry for loop in graph.loops for carry in loop.carries]
         self.group_of = {m: number for number, group in enumerate(groups) for m in group.members}
         self.readers = readers_of(graph, groups)
+        self.outputs = frozenset(graph.outputs)
         self.carried = self._carried() if through_loops else {}
         self.flows, _ = all_flows(graph, groups, order, self.carried)
         self.later: dict[int, float] = {}
@@ -54,7 +55,7 @@ class _Savings:
             if carry.operation in self.carried:
                 self._carries_left_by.setdefault(carry.next, []).append(carry)
 
-    def bytes(self, tensor: int) -> float:
+    def bytes_of(self, tensor: int) -> float:
         """Bytes of a tensor, in all steps of the loops around it together."""
         return self.graph.tensors[tensor].bytes * self.graph.trips(self.graph.loop_of_tensor[tensor])
 
@@ -102,9 +103,10 @@ class _Savings:
         for carry in self.carries:
             if carry.operation in carried:
                 carriers.setdefault(carry.next, set()).add(self.group_of[carry.operation])
-        outputs, everything = set(self.graph.outputs), range(len(self.graph.tensors))
         return {
-            t for t in everything if t not in outputs and self.readers.get(t, set()) <= carriers.get(t, set())
+            t
+            for t in range(len(self.graph.tensors))
+            if t not in self.outputs and self.readers.get(t, set()) <= carriers.get(t, set())
         }
 
     def _contributed(self, flows: Flows, carried: Mapping[int, Monoid]) -> set[int]:
@@ -133,7 +135,7 @@ class _Savings:
         kept: list[list[FlowFrom]] = [[] for _ in self.groups]
         for number in reversed(self.order):
             if self.groups[number].members[0] in self.carried:
-                savings = [(sum(map(self.bytes, f[1])), f) for f in self.flows[number]]
+                savings = [(sum(map(self.bytes_of, f[1])), f) for f in self.flows[number]]
             else:
                 savings = [(self._saving(number, *f, avoidable), f) for f in self.flows[number]]
                 savings = [(saving, f) for saving, f in savings if saving > 0]
@@ -146,11 +148,10 @@ class _Savings:
     def _saving(self, number: int, flow: Flow, tensors: Sequence[int], avoidable: set[int]) -> float:
         """Bytes of contributions that a group is given and nobody else needs, less those that it leaves."""
         # The readers of a tensor share what aggregating it costs.
-        given = sum(self.bytes(t) / len(self.readers[t]) for t in tensors if t in avoidable)
+        given = sum(self.bytes_of(t) / len(self.readers[t]) for t in tensors if t in avoidable)
         results = reached(self.graph, self.groups[number], flow)
-        outputs = set(self.graph.outputs)
-        leaving = [t for t in results if t in outputs or self.readers.get(t, set()) - {number}]
-        left = sum(self.bytes(t) for t in leaving)
+        leaving = [t for t in results if t in self.outputs or self.readers.get(t, set()) - {number}]
+        left = sum(self.bytes_of(t) for t in leaving)
         if not self._pays(number, given, left):
             return 0.0
         return given - left + sum(map(self._saved_later, leaving))
@@ -158,7 +159,7 @@ class _Savings:
     def _saved_later(self, tensor: int) -> float:
         """What is saved if a tensor is handed on as contributions, to its readers or to the next step."""
         after_loops = [
-            self.bytes(tensor) - self.bytes(carry.final) + self._saved_later(carry.final)
+            self.bytes_of(tensor) - self.bytes_of(carry.final) + self._saved_later(carry.final)
             for carry in self._carries_left_by.get(tensor, ())
         ]
         return max([self.later.get(tensor, 0.0), *after_loops])
