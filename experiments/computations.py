@@ -1,4 +1,4 @@
-"""Computations to plan, at any size: those of the test set, and others of the same kinds."""
+"""The computations of the test set of plans that a mesh cannot give, and others like them, at any size."""
 
 from __future__ import annotations
 
