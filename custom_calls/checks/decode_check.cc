@@ -143,7 +143,7 @@ void RunProgram(const Program& program, const Schedule& schedule, int32_t worker
   for (bool stream : {false, true}) {
     const cpu::Buffers buffers = {ranks.data(), scratch.data(), stream};
     if (workers == 1) {
-      cpu::RunAlone(schedule.view(), flags.get(), buffers);
+      cpu::RunAlone(schedule.view(), buffers);
     } else {
       cpu::Tasks(schedule.view(), flags.get(), buffers, workers).Run();
     }

@@ -99,8 +99,9 @@ class Worker {
   EINSUMMABLE_HD Worker(const ScheduleView& schedule, int32_t rank, int32_t worker, int32_t num_workers)
       : schedule_(schedule), rank_(rank), worker_(worker), num_workers_(num_workers) {}
 
-  // Goes on until the call is done, or it has to wait and the memory does not.
-  EINSUMMABLE_HD Outcome Advance(Memory& memory) {
+  // Goes on until the call is done, or it has to wait and the memory does not; or until it would begin a round from
+  // `end_round` on, as if it had to wait.
+  EINSUMMABLE_HD Outcome Advance(Memory& memory, int32_t end_round = INT32_MAX) {
     const FlatRank& rank = schedule_.rank(rank_);
     if (!begun_) {
       epoch_ = memory.Count() / CountsPerCall();
@@ -108,17 +109,17 @@ class Worker {
       begun_ = true;
     }
     for (; phase_ < rank.phases.size(); ++phase_) {
+      if (next_round_ >= end_round) return Outcome::kBlocked;
       const FlatPhase& phase = schedule_.phase(rank.phases.begin + phase_);
       if (!WaitForTeam(memory) || !WaitFor(memory, phase.waits)) return Stop(memory);
       RunParts(memory, phase.parts);
       if (phase_ == 0 && worker_ == 0) memory.Announce(epoch_);
       Finish(memory, phase.step);
+      next_round_ = phase.step - 1;
     }
     if (!WaitFor(memory, rank.end_waits)) return Stop(memory);
     return Outcome::kDone;
   }
-
-  EINSUMMABLE_HD int32_t rank() const { return rank_; }
 
   // How many phases it is done with in this call.
   EINSUMMABLE_HD int32_t phase() const { return phase_; }
@@ -147,34 +148,37 @@ class Worker {
     return memory.All(ok && !memory.Failed());
   }
 
-  // The lanes share the peers among them; what one of them has acquired, all have after `All`.
+  // The lanes share the peers among them; what one of them has acquired, all have after `All`. A worker that was blocked
+  // goes on with the peer that it was blocked by.
   EINSUMMABLE_HD bool WaitFor(Memory& memory, Range waits) {
-    bool ok = true;
-    for (int32_t i = waits.begin + memory.Lane(); ok && i < waits.end; i += memory.Lanes()) {
-      ok = WaitForPeer(memory, schedule_.wait(i));
-    }
-    return memory.All(ok);
+    const FlatWait* const all = &schedule_.wait(waits.begin);
+    const int32_t count = waits.size(), lanes = memory.Lanes();
+    int32_t next = waited_ + memory.Lane();
+    while (next < count && WaitForPeer(memory, all[next])) next += lanes;
+    const bool ok = memory.All(next >= count);
+    waited_ = ok ? 0 : next - memory.Lane();
+    return ok;
   }
 
   EINSUMMABLE_HD bool WaitForPeer(Memory& memory, const FlatWait& wait) {
     const int64_t stamp = static_cast<int64_t>(first_stamp_) + wait.step;  // negative in calls that have none before
     for (uint64_t polls = 0;; ++polls) {
       const uint64_t progress = memory.Progress(wait.peer);
+      if (static_cast<int64_t>(progress) >= stamp) return true;  // kPoison is negative here
       if (progress >= kPoison) {
         memory.Fail(wait.peer, static_cast<uint64_t>(stamp));
         return false;
       }
-      if (static_cast<int64_t>(progress) >= stamp) return true;
       if (!memory.Pause(wait.peer, static_cast<uint64_t>(stamp), polls)) return false;
     }
   }
 
   // The parts of a phase are split evenly among the workers; neighbours, which may read the same memory, stay together.
   EINSUMMABLE_HD void RunParts(Memory& memory, Range parts) {
+    const FlatPart* const all = &schedule_.part(parts.begin);
     const int64_t count = parts.size();
-    const int32_t begin = parts.begin + static_cast<int32_t>(count * worker_ / num_workers_);
-    const int32_t end = parts.begin + static_cast<int32_t>(count * (worker_ + 1) / num_workers_);
-    for (int32_t i = begin; i < end; ++i) memory.Run(schedule_, schedule_.part(i), epoch_);
+    const int64_t end = count * (worker_ + 1) / num_workers_;
+    for (int64_t i = count * worker_ / num_workers_; i < end; ++i) memory.Run(schedule_, all[i], epoch_);
   }
 
   // Counts this worker; the last of the team publishes.
@@ -186,9 +190,9 @@ class Worker {
 
   EINSUMMABLE_HD void PublishToAll(Memory& memory, uint64_t stamp) {
     const Range listeners = schedule_.rank(rank_).listeners;
-    for (int32_t i = listeners.begin + memory.Lane(); i < listeners.end; i += memory.Lanes()) {
-      memory.Publish(schedule_.peer(i), stamp);
-    }
+    const int32_t* const all = &schedule_.peer(listeners.begin);
+    const int32_t count = listeners.size(), lanes = memory.Lanes();
+    for (int32_t i = memory.Lane(); i < count; i += lanes) memory.Publish(all[i], stamp);
   }
 
   EINSUMMABLE_HD Outcome Stop(Memory& memory) {
@@ -201,6 +205,8 @@ class Worker {
   ScheduleView schedule_;
   int32_t rank_, worker_, num_workers_;
   int32_t phase_ = 0;
+  int32_t next_round_ = -1;  // that of the phase; the arrival comes before round 0
+  int32_t waited_ = 0;  // waits of the phase that this lane and those beside it have met
   bool begun_ = false;
   uint64_t epoch_ = 0;
   uint64_t first_stamp_ = 0;  // that of step 0 of this call

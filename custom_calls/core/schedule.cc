@@ -293,6 +293,7 @@ class Writer {
     for (const Row& row : Select(plan_.listeners, r)) peers_.push_back(static_cast<int32_t>(row[1]));
     rank.listeners.end = Count(peers_);
     rank.scratch_bytes = scratch_bytes_[r];
+    header_.scratch_bytes += rank.scratch_bytes;
     rank.bytes_received = plan_.bytes_received[r];
     header_.num_participants += plan_.participates[r];
     ranks_.push_back(rank);

@@ -87,7 +87,8 @@ struct ScheduleHeader {
   int32_t num_ranks;
   int32_t num_steps;  // a call publishes steps 1 (the rank has arrived) to num_steps (it has done all its moves)
   int32_t num_participants;
-  double traffic_bytes;  // read and written by all moves
+  double traffic_bytes;   // read and written by all moves
+  int64_t scratch_bytes;  // of one copy of the scratch memory of all ranks
   // Where each array begins, in bytes from the header.
   int64_t ranks, phases, waits, peers, parts, moves, slices, numbers;
 };
@@ -100,18 +101,11 @@ class ScheduleView {
   EINSUMMABLE_HD const FlatRank& rank(int32_t i) const { return Array<FlatRank>(header().ranks)[i]; }
   EINSUMMABLE_HD const FlatPhase& phase(int32_t i) const { return Array<FlatPhase>(header().phases)[i]; }
   EINSUMMABLE_HD const FlatWait& wait(int32_t i) const { return Array<FlatWait>(header().waits)[i]; }
-  EINSUMMABLE_HD int32_t peer(int32_t i) const { return Array<int32_t>(header().peers)[i]; }
+  EINSUMMABLE_HD const int32_t& peer(int32_t i) const { return Array<int32_t>(header().peers)[i]; }
   EINSUMMABLE_HD const FlatPart& part(int32_t i) const { return Array<FlatPart>(header().parts)[i]; }
   EINSUMMABLE_HD const FlatMove& move(int32_t i) const { return Array<FlatMove>(header().moves)[i]; }
   EINSUMMABLE_HD const FlatSlice& slice(int32_t i) const { return Array<FlatSlice>(header().slices)[i]; }
   EINSUMMABLE_HD const int64_t* numbers(int32_t i) const { return Array<int64_t>(header().numbers) + i; }
-
-  // Of one copy of the scratch memory of all ranks.
-  EINSUMMABLE_HD int64_t scratch_bytes() const {
-    int64_t bytes = 0;
-    for (int32_t i = 0; i < header().num_ranks; ++i) bytes += rank(i).scratch_bytes;
-    return bytes;
-  }
 
   EINSUMMABLE_HD bool Participates(int32_t i) const { return rank(i).phases.size() > 0; }
 

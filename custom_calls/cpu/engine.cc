@@ -99,7 +99,7 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
       Open(key, occurrences, exchange);
     }
   } catch (const std::bad_alloc&) {
-    const int64_t bytes = exchange->schedule.view().scratch_bytes();
+    const int64_t bytes = exchange->schedule.view().header().scratch_bytes;
     failure = {Failure::Kind::kInvalid,
                exchange->Title() + ": no memory for " + std::to_string(bytes) + " bytes of scratch"};
     return nullptr;

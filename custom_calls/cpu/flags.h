@@ -16,7 +16,7 @@ struct alignas(64) RankFlags {
   std::atomic<uint64_t> count{0};     // the workers of the rank that are done with a phase, in all calls
 };
 
-// Flags of calls that have ended, for calls to come. A call that has not ended well does not give its flags back.
+// Flags of calls that have ended, for calls to come.
 class SpareFlags {
  public:
   using Flags = std::unique_ptr<RankFlags[]>;  // by rank

@@ -20,7 +20,7 @@ void Bind(const ScheduleView& schedule, const FlatMove& move, const Buffers& buf
 
 }  // namespace
 
-void RunPart(const ScheduleView& schedule, const FlatPart& part, const Buffers& buffers) {
+void RunOtherPart(const ScheduleView& schedule, const FlatPart& part, const Buffers& buffers) {
   static const RunFn run = BestRun();
   const FlatMove& move = schedule.move(part.move);
   const FlatSlice& destination = schedule.destination(move);

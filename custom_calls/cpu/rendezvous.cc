@@ -35,10 +35,10 @@ class Rendezvous::Moves : public Work {
 
 Rendezvous::Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& pool, std::function<void()> closed)
     : exchange_(std::move(exchange)), arena_(arena), pool_(pool), closed_(std::move(closed)), begin_ns_(NowNs()),
-      flags_(exchange_->spare_flags.Take()), calls_(exchange_->program->num_devices),
+      calls_(exchange_->program->num_devices),
       buffers_(exchange_->program->num_devices) {
   const ScheduleView schedule = exchange_->schedule.view();
-  const int64_t bytes = schedule.scratch_bytes();
+  const int64_t bytes = schedule.header().scratch_bytes;
   if (bytes == 0) return;
   scratch_block_ = arena_.Take(static_cast<size_t>(bytes));
   char* next = scratch_block_.first;
@@ -50,7 +50,7 @@ Rendezvous::Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& p
 
 Rendezvous::~Rendezvous() {
   if (scratch_block_.first != nullptr) arena_.Give(scratch_block_);
-  exchange_->spare_flags.Give(std::move(flags_));
+  if (flags_) exchange_->spare_flags.Give(std::move(flags_));
 }
 
 void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
@@ -93,9 +93,10 @@ void Rendezvous::RunMoves() {
   const double traffic_bytes = schedule.header().traffic_bytes;
   const Buffers buffers = {buffers_.data(), scratch_.data(), traffic_bytes > kStreamBytes};
   if (traffic_bytes < kInlineBytes) {
-    RunAlone(schedule, flags_.get(), buffers);
+    RunAlone(schedule, buffers);
     return EndAll();
   }
+  flags_ = exchange_->spare_flags.Take();
   pool_.Share(std::make_shared<Moves>(shared_from_this(), buffers),
               static_cast<int64_t>(traffic_bytes / kWorthWakingBytes) - 1);
 }
@@ -105,8 +106,11 @@ void Rendezvous::EndAll() {
   const ScheduleView schedule = exchange_->schedule.view();
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (!calls_[rank]) continue;
-    if (!failure_) exchange_->counters[rank]->bytes_received += schedule.rank(rank).bytes_received;
-    calls_[rank]->failure = failure_;
+    if (failure_) {
+      calls_[rank]->failure = failure_;
+    } else {
+      exchange_->counters[rank]->bytes_received += schedule.rank(rank).bytes_received;
+    }
   }
   if (!failure_) closed_();
   pool_.Complete(shared_from_this());

@@ -7,13 +7,12 @@
 namespace einsummable::cpu {
 
 Tasks::Tasks(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers, int32_t workers_per_rank) {
-  const bool alone = workers_per_rank == 1;
   tasks_.reserve(static_cast<size_t>(schedule.header().num_participants * workers_per_rank));
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (!schedule.Participates(rank)) continue;
     for (int32_t worker = 0; worker < workers_per_rank; ++worker) {
       tasks_.emplace_back(Worker<Memory>(schedule, rank, worker, workers_per_rank),
-                          Memory(buffers, flags, rank, alone));
+                          Memory(buffers, flags, rank));
     }
   }
   left_.store(tasks_.size(), std::memory_order_relaxed);
@@ -42,20 +41,16 @@ bool Tasks::Run() {
   return false;
 }
 
-void RunAlone(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers) {
+void RunAlone(const ScheduleView& schedule, const Buffers& buffers) {
   const FloatMode mode(Denormals::kKeep);
-  thread_local std::vector<Worker<Memory>> workers;  // kept for its memory
+  thread_local std::vector<Worker<OneThreadMemory>> workers;  // kept for its memory
   workers.clear();
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (schedule.Participates(rank)) workers.emplace_back(schedule, rank, 0, 1);
   }
-  for (size_t left = workers.size(); left > 0;) {
-    size_t blocked = 0;
-    for (size_t i = 0; i < left; ++i) {
-      Memory memory(buffers, flags, workers[i].rank(), /*alone=*/true);
-      if (workers[i].Advance(memory) != Outcome::kDone) workers[blocked++] = workers[i];
-    }
-    left = blocked;
+  OneThreadMemory memory(buffers);
+  for (int32_t end_round = 0; end_round < schedule.header().num_steps; ++end_round) {
+    for (Worker<OneThreadMemory>& worker : workers) worker.Advance(memory, end_round);
   }
 }
 

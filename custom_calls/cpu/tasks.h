@@ -33,7 +33,7 @@ class Tasks {
   std::atomic<uint64_t> left_;
 };
 
-// The same with one worker for each rank, by this thread alone.
-void RunAlone(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers);
+// Runs the moves by this thread alone, round after round.
+void RunAlone(const ScheduleView& schedule, const Buffers& buffers);
 
 }  // namespace einsummable::cpu
