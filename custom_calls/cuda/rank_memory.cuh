@@ -73,6 +73,12 @@ class RankMemory {
   __device__ void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch) {
     const FlatMove move = schedule.move(part.move);
     const int64_t item = schedule.header().item_size;
+    if (move.contiguous != 0) {
+      char* const to = Address(schedule, schedule.destination(move), epoch) + part.begin * item;
+      const char* const from = Address(schedule, schedule.source(move, 0), epoch) + part.begin * item;
+      const uint64_t apart = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+      if (apart % kPieceBytes == 0) return CopyRun(to, from, (part.end - part.begin) * item);
+    }
     const int64_t* const extents = schedule.numbers(move.extents);
     const int64_t inner = move.rank == 0 ? 1 : extents[move.rank - 1];
     const Region region = {extents, move.rank, inner, part.begin, part.end};

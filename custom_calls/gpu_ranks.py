@@ -1,0 +1,197 @@
+"""The ranks of one exchange on GPUs, run without XLA: for tests and measurements, on one GPU if need be."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from einsummable_jax.custom_calls import cuda
+from einsummable_jax.custom_calls.encode import encode
+from einsummable_jax.exchange.program import ExchangeProgram
+
+Arrays = Sequence[Sequence[np.ndarray]]
+"""For each rank, the contents of its buffers."""
+
+
+class Graph:
+    """A captured CUDA graph."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def launch(self, stream: int) -> None:
+        """Enqueue it."""
+        cuda.call("GraphLaunch", self._handle, stream)
+
+    def close(self) -> None:
+        """Free it."""
+        cuda.call("GraphDestroy", self._handle)
+
+
+class GpuRanks:
+    """An exchange whose ranks are on GPUs of this process, several on one GPU if there are not enough.
+
+    Each rank has a stream. What is enqueued waits for nothing on the host; `read` does.
+
+    Args:
+      program: What the ranks do together.
+      ordinals: The GPU of each rank.
+      exchange_id: Number that messages name it by.
+
+    Raises:
+      CudaEngineError: If the GPUs do not reach each other, or there is no memory.
+    """
+
+    def __init__(self, program: ExchangeProgram, ordinals: Sequence[int], exchange_id: int = 1) -> None:
+        if len(ordinals) != program.num_devices:
+            raise ValueError(f"the program is for {program.num_devices} ranks, got GPUs {list(ordinals)}")
+        cuda.set_up(ordinals)
+        places = np.array([[0, ordinal] for ordinal in ordinals], np.int64).reshape(-1)
+        self.program, self.ordinals = program, tuple(ordinals)
+        self._memory: list[int] = []
+        self._together: int | None = None
+        self.channel = cuda.open_channel(encode(program), exchange_id, "gpu_ranks", places)
+        self.streams = [self._stream(ordinal) for ordinal in ordinals]
+        self.inputs = [self._buffers(rank, shapes) for rank, shapes in enumerate(program.input_shapes)]
+        self.outputs = [self._buffers(rank, shapes) for rank, shapes in enumerate(program.output_shapes)]
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return self.program.num_devices
+
+    def workers(self, rank: int) -> int:
+        """Blocks that run a rank."""
+        return cuda.call("Workers", self.channel, rank)
+
+    def write(self, inputs: Arrays) -> None:
+        """Enqueue copies of the inputs of every rank."""
+        for stream, places, arrays in zip(self.streams, self.inputs, inputs, strict=True):
+            for place, array in zip(places, arrays, strict=True):
+                self._copy(place, np.ascontiguousarray(array), stream)
+
+    def launch(self, ranks: Iterable[int] | None = None) -> None:
+        """Enqueue one call of these ranks (all by default), each on its own stream."""
+        for rank in range(self.num_ranks) if ranks is None else ranks:
+            buffers = _pointers([*self.inputs[rank], *self.outputs[rank]])
+            cuda.call("Launch", self.channel, rank, buffers, len(buffers), self.streams[rank])
+
+    def launch_together(self) -> None:
+        """Enqueue one call of all ranks as one cooperative kernel, a rank being a group of blocks.
+
+        All ranks are on one GPU and take part. Not to be mixed with `launch`: the ranks have as many blocks
+        as the one that needs the fewest.
+        """
+        if self._together is None:
+            buffers = [place for both in zip(self.inputs, self.outputs, strict=True) for b in both for place in b]
+            self._together = cuda.call("PrepareTogether", self.channel, _pointers(buffers))
+        cuda.call("LaunchTogether", self.channel, self._together, self.streams[0])
+
+    def capture(self, together: bool, times: int = 1) -> Graph:
+        """A CUDA graph of ``times`` calls in a row; of `launch_together`, or of `launch` with a branch per rank."""
+        first = self.streams[0]
+        if together:
+            self.launch_together()  # what it prepares is not to be captured
+            self.synchronize()
+        cuda.call("GraphBegin", first)
+        if not together:
+            for stream in self.streams[1:]:
+                cuda.call("StreamWait", stream, first)
+        for _ in range(times):
+            if together:
+                self.launch_together()
+            else:
+                self.launch()
+        if not together:
+            for stream in self.streams[1:]:
+                cuda.call("StreamWait", first, stream)
+        handle = ctypes.c_void_p()
+        cuda.call("GraphEnd", first, ctypes.byref(handle))
+        assert handle.value is not None
+        return Graph(handle.value)
+
+    def delay(self, rank: int, seconds: float) -> None:
+        """Keep the stream of a rank busy."""
+        cuda.call("Delay", int(seconds * 1e9), self.streams[rank])
+
+    def read(self) -> list[list[np.ndarray]]:
+        """The outputs of every rank, once all that is enqueued is done.
+
+        Raises:
+          CudaEngineError: If an exchange has failed.
+        """
+        results = []
+        for stream, places, shapes in zip(
+            self.streams, self.outputs, self.program.output_shapes, strict=True
+        ):
+            arrays = [np.empty(shape, self.program.dtype) for shape in shapes]
+            for place, array in zip(places, arrays, strict=True):
+                if array.nbytes:
+                    cuda.call("Copy", array.ctypes.data, place, array.nbytes, stream)
+            results.append(arrays)
+        self.synchronize()
+        if (failure := cuda.failure()) is not None:
+            raise cuda.CudaEngineError(failure)
+        return results
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        for stream in self.streams:
+            cuda.call("StreamSynchronize", stream)
+
+    def close(self) -> None:
+        """Free everything."""
+        self.synchronize()
+        cuda.call("Close", self.channel)
+        for stream in self.streams:
+            cuda.call("StreamDestroy", stream)
+        for memory in self._memory:
+            cuda.call("Free", memory)
+
+    def __enter__(self) -> GpuRanks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stream(self, ordinal: int) -> int:
+        stream = ctypes.c_void_p()
+        cuda.call("StreamCreate", ordinal, ctypes.byref(stream))
+        assert stream.value is not None
+        return stream.value
+
+    def _buffers(self, rank: int, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        return [self._allocate(rank, math.prod(shape) * self.program.dtype.itemsize) for shape in shapes]
+
+    def _allocate(self, rank: int, size: int) -> int:
+        memory = ctypes.c_void_p()
+        cuda.call("Malloc", self.ordinals[rank], max(size, 1), ctypes.byref(memory))
+        assert memory.value is not None
+        self._memory.append(memory.value)
+        return memory.value
+
+    def _copy(self, place: int, array: np.ndarray, stream: int) -> None:
+        if array.nbytes:
+            cuda.call("Copy", place, array.ctypes.data, array.nbytes, stream)
+            cuda.call("StreamSynchronize", stream)  # the array may be gone when the copy is made
+
+
+def _pointers(places: Sequence[int]) -> Any:
+    return (ctypes.c_void_p * len(places))(*places)
+
+
+def timed_seconds(stream: int, enqueue: Any, repeats: int) -> float:
+    """Seconds on the GPU that one of ``repeats`` calls of ``enqueue`` takes, which enqueues on ``stream``."""
+    begin, end = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.call("EventRecord", stream, ctypes.byref(begin))
+    for _ in range(repeats):
+        enqueue()
+    cuda.call("EventRecord", stream, ctypes.byref(end))
+    return cuda.call("ElapsedMs", begin, end) / 1e3 / repeats
