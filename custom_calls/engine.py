@@ -22,6 +22,7 @@ _library: ctypes.CDLL | None = None
 _registered = False
 _timeout_s: float | None = None
 
+
 def library() -> ctypes.CDLL:
     """The CPU engine's shared library, loaded once.
 

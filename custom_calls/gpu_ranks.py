@@ -88,12 +88,14 @@ class GpuRanks:
         as the one that needs the fewest.
         """
         if self._together is None:
-            buffers = [place for both in zip(self.inputs, self.outputs, strict=True) for b in both for place in b]
+            buffers = [
+                place for both in zip(self.inputs, self.outputs, strict=True) for b in both for place in b
+            ]
             self._together = cuda.call("PrepareTogether", self.channel, _pointers(buffers))
         cuda.call("LaunchTogether", self.channel, self._together, self.streams[0])
 
     def capture(self, together: bool, times: int = 1) -> Graph:
-        """A CUDA graph of ``times`` calls in a row; of `launch_together`, or of `launch` with a branch per rank."""
+        """A CUDA graph of ``times`` calls in a row: of `launch_together`, or of `launch`, a branch per rank."""
         first = self.streams[0]
         if together:
             self.launch_together()  # what it prepares is not to be captured
@@ -125,6 +127,7 @@ class GpuRanks:
         Raises:
           CudaEngineError: If an exchange has failed.
         """
+        self.synchronize()  # the ranks may all have been launched on the first stream
         results = []
         for stream, places, shapes in zip(
             self.streams, self.outputs, self.program.output_shapes, strict=True

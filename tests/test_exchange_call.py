@@ -10,24 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exchange_programs import (
+    CASES,
     aggregate,
     all_gather,
     all_reduce,
     all_to_all,
+    assert_same,
+    box_moves,
     interpret,
     is_narrow_float,
+    random_array,
     reduce_scatter,
     same_shapes,
     source,
     target,
+    uneven_gather,
 )
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import _compat, custom_calls
 from einsummable_jax.custom_calls import engine, exchange_call, new_token
-from einsummable_jax.custom_calls.encode import DTYPE_CODES, admits
-from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
+from einsummable_jax.custom_calls.encode import DTYPE_CODES
+from einsummable_jax.exchange.program import ExchangeProgram, Move
 from einsummable_jax.layout import Box, Monoid
 
 DEVICES = 8
@@ -90,41 +95,6 @@ def run(program: ExchangeProgram, inputs, exchange_id: int = 1) -> list[list[np.
 # ---- Element types and boxes ------------------------------------------------------------------------------
 
 
-def random_array(rng: np.random.Generator, shape, dtype: np.dtype) -> np.ndarray:
-    if dtype.kind in "biu":
-        low, high = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if dtype.kind == "b":
-            return rng.integers(low, high, shape).astype(dtype)
-        return rng.integers(low, high, shape, dtype=dtype, endpoint=True)
-    if dtype.name == "float8_e8m0fnu":
-        return np.exp2(rng.integers(-20, 20, shape)).astype(dtype)
-    values = rng.standard_normal(shape) * rng.choice([0.01, 1, 3], shape)
-    if dtype.kind == "c":
-        return (values + 1j * rng.standard_normal(shape)).astype(dtype)
-    special = rng.random(shape)
-    if dtype.name != "float8_e4m3b11fnuz":
-        values[special < 0.03] = np.nan
-    values[(special > 0.03) & (special < 0.06)] = 1e30
-    with np.errstate(all="ignore"):
-        return values.astype(dtype)
-
-
-def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
-    assert actual.dtype == expected.dtype
-    if expected.dtype.kind == "c":
-        tolerance = 1e-5 if expected.dtype.itemsize == 8 else 1e-12
-        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-    elif expected.dtype.kind in "biu":
-        np.testing.assert_array_equal(actual, expected)
-    else:
-        np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
-
-
-CASES = [
-    (name, monoid) for name in DTYPE_CODES for monoid in (None, *Monoid) if admits(monoid, np.dtype(name))
-]
-
-
 @pytest.mark.parametrize(("name", "monoid"), CASES, ids=[f"{n}-{m.value if m else 'copy'}" for n, m in CASES])
 def test_every_dtype_and_monoid_on_strided_boxes(name, monoid):
     """Device 0 takes boxes of three devices' matrices, device 1 columns; 64-bit types need x64."""
@@ -168,28 +138,6 @@ def test_narrow_floats_round_as_ml_dtypes_does(name):
     actual = np.concatenate([outputs[0] for outputs in run(program, inputs)])
     assert is_narrow_float(dtype)
     assert_same(actual, aggregate(Monoid.SUM, [inputs[0][0], inputs[1][0]], dtype))
-
-
-@st.composite
-def box_moves(draw):
-    """A program of random boxes, with disjoint destinations, over buffers of up to four dimensions."""
-    ndim = draw(st.integers(0, 4))
-    shape = tuple(draw(st.integers(1, 6)) for _ in range(ndim))
-    devices = draw(st.integers(1, 4))
-    extents = tuple(draw(st.integers(1, n)) for n in shape)
-    moves = []
-    for device in range(devices):
-        starts = [
-            [draw(st.integers(0, n - e)) for n, e in zip(shape, extents, strict=True)] for _ in range(4)
-        ]
-        count = draw(st.integers(1, 3))
-        sources = tuple(
-            source(draw(st.integers(0, devices - 1)), Box.at(start, extents)) for start in starts[:count]
-        )
-        moves.append(
-            Move(sources, target(device, Box.at(starts[3], extents)), Monoid.SUM if count > 1 else None)
-        )
-    return same_shapes(devices, "int32", [shape], [shape], [moves])
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
@@ -278,22 +226,6 @@ def test_inside_scan(n):
     x = np.random.default_rng(0).standard_normal(DEVICES * n).astype(np.float32)
     expected = np.tile(x.reshape(DEVICES, n).mean(0) + 20, DEVICES)
     np.testing.assert_allclose(distributed(local)(place(x)), expected, rtol=1e-5, atol=1e-5)
-
-
-def uneven_gather(devices: int) -> ExchangeProgram:
-    """Device r holds r + 1 elements; each needs the elements of the devices up to itself."""
-    starts = [r * (r + 1) // 2 for r in range(devices + 1)]
-    moves = tuple(
-        Move(
-            (Slice(s, Space.INPUT, 0, Box.full((s + 1,))),),
-            Slice(d, Space.OUTPUT, 0, Box(((starts[s], starts[s + 1]),))),
-        )
-        for d in range(devices)
-        for s in range(d + 1)
-    )
-    inputs = tuple(((r + 1,),) for r in range(devices))
-    outputs = tuple(((starts[r + 1],),) for r in range(devices))
-    return ExchangeProgram(devices, np.dtype("float32"), inputs, outputs, ((),) * devices, (moves,))
 
 
 def test_under_switch_with_shapes_that_differ():

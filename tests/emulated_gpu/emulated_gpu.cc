@@ -36,12 +36,14 @@ thread_local int current_device = 0;
 
 // ---- Kernels ------------------------------------------------------------------------------------------------
 
-// The block that this thread of the host runs.
+// The block that this thread of the host runs. Its threads take turns: at a barrier, and whenever one looks at a flag.
 struct Block {
+  enum class State { kRuns, kWaits, kDone };
+
   struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
-    bool done = false;
+    State state = State::kRuns;
   };
 
   std::function<void()> thread;
@@ -49,17 +51,21 @@ struct Block {
   ucontext_t scheduler;
   unsigned running = 0;
   int predicate = 1, agreed = 1;
+
+  void Switch(State state) {
+    Fiber& fiber = fibers[running];
+    fiber.state = state;
+    swapcontext(&fiber.context, &scheduler);
+  }
 };
 
 thread_local Block* block = nullptr;
 
 void RunFiber() {
   block->thread();
-  block->fibers[block->running].done = true;
-  swapcontext(&block->fibers[block->running].context, &block->scheduler);
+  block->Switch(Block::State::kDone);
 }
 
-// Every pass runs each fiber to its next barrier, or its end.
 void RunBlock(unsigned number, unsigned threads, const std::function<void()>& thread) {
   Block state;
   block = &state;
@@ -75,18 +81,23 @@ void RunBlock(unsigned number, unsigned threads, const std::function<void()>& th
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, RunFiber, 0);
   }
-  for (bool any = true; any;) {
-    any = false;
-    unsigned done = 0;
+  auto count = [&](Block::State wanted) {
+    return std::count_if(state.fibers.begin(), state.fibers.end(), [=](const auto& f) { return f.state == wanted; });
+  };
+  while (count(Block::State::kDone) < static_cast<std::ptrdiff_t>(threads)) {
     for (unsigned i = 0; i < threads; ++i) {
-      if (state.fibers[i].done) continue;
+      if (state.fibers[i].state != Block::State::kRuns) continue;
       state.running = threadIdx.x = i;
       swapcontext(&state.scheduler, &state.fibers[i].context);
-      any = any || !state.fibers[i].done;
-      done += state.fibers[i].done;
     }
-    if (any && done > 0) Trap("some threads of a block end where others wait");
+    if (count(Block::State::kRuns) > 0) continue;
+    if (count(Block::State::kWaits) > 0 && count(Block::State::kDone) > 0) {
+      Trap("some threads of a block end where others wait");
+    }
     state.agreed = std::exchange(state.predicate, 1);
+    for (auto& fiber : state.fibers) {
+      if (fiber.state == Block::State::kWaits) fiber.state = Block::State::kRuns;
+    }
   }
   block = nullptr;
 }
@@ -188,7 +199,10 @@ struct Stream {
   }
 };
 
-void Yield() { std::this_thread::yield(); }
+void Yield() {
+  std::this_thread::yield();
+  block->Switch(Block::State::kRuns);
+}
 
 uint64_t ClockNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -230,8 +244,7 @@ using namespace emulated_gpu;
 
 int __syncthreads_and(int predicate) {
   block->predicate = block->predicate && predicate;
-  const unsigned mine = block->running;
-  swapcontext(&block->fibers[mine].context, &block->scheduler);
+  block->Switch(Block::State::kWaits);
   return block->agreed;
 }
 
