@@ -135,7 +135,7 @@ def set_up(ordinals: Sequence[int], process: int = 0) -> None:
 
 
 def register(devices: Sequence[jax.Device]) -> None:
-    """Makes the exchange known to XLA, and the engine ready for those of ``devices`` that are of this process.
+    """Makes the exchange known to XLA, and the engine ready for those ``devices`` that are of this process.
 
     Raises:
       NotImplementedError: If the devices are no NVIDIA GPUs.
@@ -160,12 +160,16 @@ def _register_targets() -> None:
         if _registered:
             return
         capsule = jax.ffi.pycapsule
-        state = {"type_id": "TypeId", "type_info": "TypeInfo"}
-        for key, name in state.items():
-            function = getattr(loaded, "EinsummableCudaInstructionState" + name)
-            function.restype = ctypes.c_void_p
-            state[key] = capsule(function())
-        jax.ffi.register_ffi_type(TARGET + "_cuda_state", state, platform="CUDA")
+        type_id, type_info = (
+            loaded.EinsummableCudaInstructionStateTypeId,
+            loaded.EinsummableCudaInstructionStateTypeInfo,
+        )
+        type_id.restype = type_info.restype = ctypes.c_void_p
+        jax.ffi.register_ffi_type(
+            TARGET + "_cuda_state",
+            {"type_id": capsule(type_id()), "type_info": capsule(type_info())},
+            platform="CUDA",
+        )
         captured = os.environ.get("EINSUMMABLE_JAX_CUDA_GRAPHS", "1") != "0"
         stages = {
             "instantiate": capsule(loaded.EinsummableCudaExchangeInstantiate),

@@ -112,8 +112,18 @@ def _register_target(loaded: ctypes.CDLL, target: str, *, state: str, handler: s
     jax.ffi.register_ffi_target(target, stages, platform="cpu")
 
 
+def raise_failure() -> None:
+    """Raises if an exchange has failed on a GPU; where one fails on the CPU, its results raise.
+
+    Raises:
+      CudaEngineError: With the exchange, the device and the reason.
+    """
+    if (failure := cuda.failure()) is not None:
+        raise cuda.CudaEngineError(failure)
+
+
 def counters() -> dict[tuple[int, int], tuple[int, int]]:
-    """What the engine has done since the last reset.
+    """What the CPU engine has done since the last reset.
 
     Returns:
       For each exchange id and rank: how often the rank has called, and the bytes it has received, which is

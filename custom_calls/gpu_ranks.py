@@ -36,48 +36,58 @@ class Graph:
 class GpuRanks:
     """An exchange whose ranks are on GPUs of this process, several on one GPU if there are not enough.
 
-    Each rank has a stream. What is enqueued waits for nothing on the host; `read` does.
+    Each rank has a stream. What is enqueued waits for nothing on the host; `write` and `read` do.
 
     Args:
       program: What the ranks do together.
       ordinals: The GPU of each rank.
       exchange_id: Number that messages name it by.
+      channel: One that is open already, with ranks of other processes.
+      ranks: The ranks of this process; by default all.
 
     Raises:
       CudaEngineError: If the GPUs do not reach each other, or there is no memory.
     """
 
-    def __init__(self, program: ExchangeProgram, ordinals: Sequence[int], exchange_id: int = 1) -> None:
+    def __init__(
+        self,
+        program: ExchangeProgram,
+        ordinals: Sequence[int],
+        exchange_id: int = 1,
+        channel: int | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
         if len(ordinals) != program.num_devices:
             raise ValueError(f"the program is for {program.num_devices} ranks, got GPUs {list(ordinals)}")
-        cuda.set_up(ordinals)
-        places = np.array([[0, ordinal] for ordinal in ordinals], np.int64).reshape(-1)
         self.program, self.ordinals = program, tuple(ordinals)
+        self.ranks = tuple(range(program.num_devices) if ranks is None else ranks)
         self._memory: list[int] = []
         self._together: int | None = None
-        self.channel = cuda.open_channel(encode(program), exchange_id, "gpu_ranks", places)
-        self.streams = [self._stream(ordinal) for ordinal in ordinals]
-        self.inputs = [self._buffers(rank, shapes) for rank, shapes in enumerate(program.input_shapes)]
-        self.outputs = [self._buffers(rank, shapes) for rank, shapes in enumerate(program.output_shapes)]
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks there are."""
-        return self.program.num_devices
+        if channel is None:
+            cuda.set_up(ordinals)
+            places = np.array([[0, ordinal] for ordinal in ordinals], np.int64).reshape(-1)
+            channel = cuda.open_channel(encode(program), exchange_id, "gpu_ranks", places)
+        self.channel = channel
+        self.streams = {rank: _stream(ordinals[rank]) for rank in self.ranks}
+        self.inputs = {rank: self._buffers(rank, program.input_shapes[rank]) for rank in self.ranks}
+        self.outputs = {rank: self._buffers(rank, program.output_shapes[rank]) for rank in self.ranks}
 
     def workers(self, rank: int) -> int:
         """Blocks that run a rank."""
         return cuda.call("Workers", self.channel, rank)
 
     def write(self, inputs: Arrays) -> None:
-        """Enqueue copies of the inputs of every rank."""
-        for stream, places, arrays in zip(self.streams, self.inputs, inputs, strict=True):
-            for place, array in zip(places, arrays, strict=True):
-                self._copy(place, np.ascontiguousarray(array), stream)
+        """Copy in the inputs, given for every rank."""
+        for rank in self.ranks:
+            for place, array in zip(self.inputs[rank], inputs[rank], strict=True):
+                array = np.ascontiguousarray(array)
+                if array.nbytes:
+                    cuda.call("Copy", place, array.ctypes.data, array.nbytes, self.streams[rank])
+                    cuda.call("StreamSynchronize", self.streams[rank])  # or the array may be gone too soon
 
     def launch(self, ranks: Iterable[int] | None = None) -> None:
         """Enqueue one call of these ranks (all by default), each on its own stream."""
-        for rank in range(self.num_ranks) if ranks is None else ranks:
+        for rank in self.ranks if ranks is None else ranks:
             buffers = _pointers([*self.inputs[rank], *self.outputs[rank]])
             cuda.call("Launch", self.channel, rank, buffers, len(buffers), self.streams[rank])
 
@@ -88,21 +98,24 @@ class GpuRanks:
         as the one that needs the fewest.
         """
         if self._together is None:
-            buffers = [
-                place for both in zip(self.inputs, self.outputs, strict=True) for b in both for place in b
-            ]
+            buffers = [p for rank in self.ranks for p in (*self.inputs[rank], *self.outputs[rank])]
             self._together = cuda.call("PrepareTogether", self.channel, _pointers(buffers))
-        cuda.call("LaunchTogether", self.channel, self._together, self.streams[0])
+        cuda.call("LaunchTogether", self.channel, self._together, self.first_stream)
+
+    @property
+    def first_stream(self) -> int:
+        """The stream of the first rank."""
+        return self.streams[self.ranks[0]]
 
     def capture(self, together: bool, times: int = 1) -> Graph:
-        """A CUDA graph of ``times`` calls in a row: of `launch_together`, or of `launch`, a branch per rank."""
-        first = self.streams[0]
+        """A CUDA graph of ``times`` calls, each by `launch_together`, or by `launch` in a branch per rank."""
+        first, others = self.first_stream, [self.streams[rank] for rank in self.ranks[1:]]
         if together:
             self.launch_together()  # what it prepares is not to be captured
             self.synchronize()
         cuda.call("GraphBegin", first)
         if not together:
-            for stream in self.streams[1:]:
+            for stream in others:
                 cuda.call("StreamWait", stream, first)
         for _ in range(times):
             if together:
@@ -110,7 +123,7 @@ class GpuRanks:
             else:
                 self.launch()
         if not together:
-            for stream in self.streams[1:]:
+            for stream in others:
                 cuda.call("StreamWait", first, stream)
         handle = ctypes.c_void_p()
         cuda.call("GraphEnd", first, ctypes.byref(handle))
@@ -122,21 +135,19 @@ class GpuRanks:
         cuda.call("Delay", int(seconds * 1e9), self.streams[rank])
 
     def read(self) -> list[list[np.ndarray]]:
-        """The outputs of every rank, once all that is enqueued is done.
+        """The outputs of every rank (of those of other processes: none), once all that is enqueued is done.
 
         Raises:
           CudaEngineError: If an exchange has failed.
         """
-        self.synchronize()  # the ranks may all have been launched on the first stream
-        results = []
-        for stream, places, shapes in zip(
-            self.streams, self.outputs, self.program.output_shapes, strict=True
-        ):
-            arrays = [np.empty(shape, self.program.dtype) for shape in shapes]
-            for place, array in zip(places, arrays, strict=True):
+        self.synchronize()
+        results: list[list[np.ndarray]] = [[] for _ in self.ordinals]
+        for rank in self.ranks:
+            for place, shape in zip(self.outputs[rank], self.program.output_shapes[rank], strict=True):
+                array = np.empty(shape, self.program.dtype)
                 if array.nbytes:
-                    cuda.call("Copy", array.ctypes.data, place, array.nbytes, stream)
-            results.append(arrays)
+                    cuda.call("Copy", array.ctypes.data, place, array.nbytes, self.streams[rank])
+                results[rank].append(array)
         self.synchronize()
         if (failure := cuda.failure()) is not None:
             raise cuda.CudaEngineError(failure)
@@ -144,14 +155,14 @@ class GpuRanks:
 
     def synchronize(self) -> None:
         """Wait for all streams."""
-        for stream in self.streams:
+        for stream in self.streams.values():
             cuda.call("StreamSynchronize", stream)
 
     def close(self) -> None:
         """Free everything."""
         self.synchronize()
         cuda.call("Close", self.channel)
-        for stream in self.streams:
+        for stream in self.streams.values():
             cuda.call("StreamDestroy", stream)
         for memory in self._memory:
             cuda.call("Free", memory)
@@ -164,12 +175,6 @@ class GpuRanks:
     ) -> None:
         self.close()
 
-    def _stream(self, ordinal: int) -> int:
-        stream = ctypes.c_void_p()
-        cuda.call("StreamCreate", ordinal, ctypes.byref(stream))
-        assert stream.value is not None
-        return stream.value
-
     def _buffers(self, rank: int, shapes: Sequence[tuple[int, ...]]) -> list[int]:
         return [self._allocate(rank, math.prod(shape) * self.program.dtype.itemsize) for shape in shapes]
 
@@ -180,10 +185,12 @@ class GpuRanks:
         self._memory.append(memory.value)
         return memory.value
 
-    def _copy(self, place: int, array: np.ndarray, stream: int) -> None:
-        if array.nbytes:
-            cuda.call("Copy", place, array.ctypes.data, array.nbytes, stream)
-            cuda.call("StreamSynchronize", stream)  # the array may be gone when the copy is made
+
+def _stream(ordinal: int) -> int:
+    stream = ctypes.c_void_p()
+    cuda.call("StreamCreate", ordinal, ctypes.byref(stream))
+    assert stream.value is not None
+    return stream.value
 
 
 def _pointers(places: Sequence[int]) -> Any:

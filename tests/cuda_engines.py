@@ -1,8 +1,8 @@
 """The CUDA engine for tests: on a GPU if there is one, and on emulated ones wherever there is a compiler.
 
-Emulated (`emulated_gpu/`), the engine's own sources, kernels included, are built against a CUDA runtime whose
-kernels run in threads of the host. That tests all of it but the PTX in `memory.cuh` and what only the hardware
-does: its memory model, its scheduling, its speed.
+Emulated (`emulated_gpu/`), the engine's own sources, kernels included, are built against a CUDA runtime
+whose kernels run in threads of the host. That tests all of it but the PTX in `memory.cuh` and what only the
+hardware does: its memory model, its scheduling, its speed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def build_emulated() -> Path:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    flags = ["-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+    flags = ["-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
     with tempfile.TemporaryDirectory() as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in _SOURCES]
         running = [

@@ -1,4 +1,4 @@
-"""Exchange programs of the usual collectives and random ones, data, and numpy's word on what comes of them."""
+"""Exchange programs, the usual collectives and random ones, data, and numpy's word on what comes of them."""
 
 from __future__ import annotations
 

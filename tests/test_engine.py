@@ -163,8 +163,9 @@ def test_rows_of_a_matrix_are_two_dimensions():
 
 def test_an_engine_that_is_not_built_says_how_to_build_it(monkeypatch):
     monkeypatch.setattr(engine, "_LIBRARY", "libmissing.so")
+    monkeypatch.setattr(engine, "_library", None)
     with pytest.raises(ImportError, match=r"libmissing.so is not built.*cmake --build build"):
-        engine._find()
+        engine.library()
 
 
 def test_a_timeout_must_be_positive():
