@@ -2,7 +2,8 @@
 
 Each round takes the machine's latency, then as long as its busiest resource: what a device sends in all, what
 it receives in all, a link, a cut, a memory. Where devices share one memory the exchange takes the
-latency once, then all reads and writes of all devices over what it can send and receive in all.
+latency once, then all reads and writes of all devices over what it can send and receive in all, and each run
+of consecutive elements its own time.
 """
 
 from __future__ import annotations
@@ -66,5 +67,8 @@ def simulate_seconds(program: ExchangeProgram, topology: Topology) -> float:
     traffics = [round_traffic(moves, program.dtype.itemsize, program.num_devices) for moves in program.rounds]
     if topology.shared:
         touched_bytes = sum(sum(traffic.touched) for traffic in traffics)
-        return topology.latency_of(len(traffics)) + touched_bytes / (topology.egress + topology.ingress)
+        runs_s = topology.run_s * program.runs if topology.run_s else 0.0
+        return (
+            topology.latency_of(len(traffics)) + touched_bytes / (topology.egress + topology.ingress) + runs_s
+        )
     return sum(round_seconds(traffic, topology) for traffic in traffics)
