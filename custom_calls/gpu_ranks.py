@@ -85,10 +85,14 @@ class GpuRanks:
                     cuda.call("Copy", place, array.ctypes.data, array.nbytes, self.streams[rank])
                     cuda.call("StreamSynchronize", self.streams[rank])  # or the array may be gone too soon
 
-    def launch(self, ranks: Iterable[int] | None = None) -> None:
-        """Enqueue one call of these ranks (all by default), each on its own stream."""
+    def launch(self, ranks: Iterable[int] | None = None, swapped: bool = False) -> None:
+        """Enqueue one call of these ranks (all by default), each on its own stream.
+
+        ``swapped``: the outputs, of the shapes of the inputs, are read, and the inputs are written.
+        """
+        inputs, outputs = (self.outputs, self.inputs) if swapped else (self.inputs, self.outputs)
         for rank in self.ranks if ranks is None else ranks:
-            buffers = _pointers([*self.inputs[rank], *self.outputs[rank]])
+            buffers = _pointers([*inputs[rank], *outputs[rank]])
             cuda.call("Launch", self.channel, rank, buffers, len(buffers), self.streams[rank])
 
     def launch_together(self) -> None:
@@ -134,8 +138,10 @@ class GpuRanks:
         """Keep the stream of a rank busy."""
         cuda.call("Delay", int(seconds * 1e9), self.streams[rank])
 
-    def read(self) -> list[list[np.ndarray]]:
+    def read(self, swapped: bool = False) -> list[list[np.ndarray]]:
         """The outputs of every rank (of those of other processes: none), once all that is enqueued is done.
+
+        ``swapped``: of a call that wrote the inputs.
 
         Raises:
           CudaEngineError: If an exchange has failed.
@@ -143,7 +149,8 @@ class GpuRanks:
         self.synchronize()
         results: list[list[np.ndarray]] = [[] for _ in self.ordinals]
         for rank in self.ranks:
-            for place, shape in zip(self.outputs[rank], self.program.output_shapes[rank], strict=True):
+            places = self.inputs[rank] if swapped else self.outputs[rank]
+            for place, shape in zip(places, self.program.output_shapes[rank], strict=True):
                 array = np.empty(shape, self.program.dtype)
                 if array.nbytes:
                     cuda.call("Copy", array.ctypes.data, place, array.nbytes, self.streams[rank])

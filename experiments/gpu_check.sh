@@ -32,6 +32,7 @@ check ranks 120 "$python" -m pytest -q -p no:cacheprovider tests/test_cuda_ranks
 check processes 60 "$python" -m pytest -q -p no:cacheprovider tests/test_cuda_processes.py -k real
 check library 60 "$python" -m pytest -q -p no:cacheprovider tests/test_cuda_build.py
 check jax 90 "$python" -m pytest -q -p no:cacheprovider tests/test_cuda_jax.py
+check selftest 120 "$python" -m einsummable_jax.selftest --platform=gpu
 check speed 60 "$python" -m experiments.gpu_check --json="$logs/gpu_check.json"
 cat "$logs/speed.log"
 printf '%s\n' "${results[@]}"

@@ -29,6 +29,10 @@ from einsummable_jax.exchange import synthesise
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
 from einsummable_jax.exchange.staged import staged
 from einsummable_jax.layout import Box, Monoid
+from einsummable_jax.selftest.checks import check as check_case
+from einsummable_jax.selftest.checks import named_pairs, probe
+from einsummable_jax.selftest.gpu_runner import GpuRunner
+from einsummable_jax.selftest.shapes import cases
 from einsummable_jax.topology import machine
 
 COLLECTIVES = {f.__name__: f for f in (all_gather, reduce_scatter, all_reduce, all_to_all)}
@@ -293,6 +297,21 @@ def test_many_buffers(gpus: Gpus, count):
     ]
     program = same_shapes(2, "int16", [(3,)] * count, [(3,)] * count, [moves])
     check(program, [0, 0], np.random.default_rng())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_selftest_of_one_gpu(gpus: Gpus, seed):
+    """Pairs, calls in a row, and some of the exchanges."""
+    runner, draw = GpuRunner(0, 4), np.random.default_rng()
+    assert [found.failure for found in probe(runner, draw)] == [None] * 12
+    place = runner.load_any(list(named_pairs(4, 100, "pair").values()), times=16)
+    block = [[draw.integers(0, 9, 100).astype(np.int32)] for _ in range(4)]
+    ready = place(5, block)
+    ready.run()
+    ready.outputs()
+    some = list(cases(4))[seed::9]
+    for case in some:
+        assert check_case(runner, case, [machine("dgx_a100", 4)], draw).failure is None, case.name
 
 
 def test_too_many_buffers_are_refused(gpus: Gpus):

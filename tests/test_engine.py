@@ -191,5 +191,5 @@ def test_exit_and_fork_do_not_hang():
 
 
 def test_a_platform_without_an_engine_is_named():
-    with pytest.raises(NotImplementedError, match="no exchange engine for platform 'gpu' yet"):
-        engine.register("gpu")
+    with pytest.raises(NotImplementedError, match="platform 'tpu', only for CPUs and NVIDIA GPUs"):
+        engine.register("tpu")

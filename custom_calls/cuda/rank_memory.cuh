@@ -34,11 +34,18 @@ class RankMemory {
   __device__ uint64_t Progress(int32_t peer) { return LoadAcquireSystem(view_.flags + peer * kFlagStride); }
   __device__ void Publish(int32_t listener, uint64_t stamp) { StoreReleaseSystem(peers_[listener].flag, stamp); }
 
+  // Hurries at first, then polls less often.
   __device__ bool Pause(int32_t peer, uint64_t stamp, uint64_t polls) {
     if (polls == 0) began_ns_ = ClockNs();
     if (polls % kPollsPerLook != kPollsPerLook - 1) return true;
     if (LoadAcquireSystem(view_.failed) != 0) return false;
-    if (ClockNs() - began_ns_ < TimeoutNs()) return true;
+    const uint64_t waited_ns = ClockNs() - began_ns_;
+    if (waited_ns < kHurryNs) return true;
+    if (timeout_ns_ == 0) timeout_ns_ = LoadData(&view_.settings->timeout_ns);
+    if (waited_ns < timeout_ns_) {
+      __nanosleep(kRestNs);
+      return true;
+    }
     Fail(peer == view_.rank ? Reason::kStuckTeam : Reason::kMissingRank, peer, stamp);
     return false;
   }
@@ -112,11 +119,10 @@ class RankMemory {
 
  private:
   static constexpr uint64_t kPollsPerLook = 64;
+  static constexpr uint64_t kHurryNs = 200'000;
+  static constexpr unsigned kRestNs = 2'000;
 
   __device__ static int64_t Half(uint64_t epoch) { return static_cast<int64_t>(epoch % 2); }
-
-  // In memory of the host, so that it holds for captured graphs too: read only when a wait has taken a while.
-  __device__ uint64_t TimeoutNs() const { return LoadData(&view_.settings->timeout_ns); }
 
   __device__ char* Address(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
     if (slice.slot == FlatSlice::kScratch) {
@@ -139,6 +145,7 @@ class RankMemory {
   void* const* const buffers_;
   BlockCache& cache_;
   uint64_t began_ns_ = 0;
+  uint64_t timeout_ns_ = 0;  // once it has been read, from memory of the host
 };
 
 }  // namespace einsummable::cuda
