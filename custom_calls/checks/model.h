@@ -1,12 +1,13 @@
-// Enumerates all executions of the interpreter on a small exchange program, under a weak memory model (`weak_memory.h`).
+// Enumerates all executions of the interpreter on a small exchange program, under a weak memory model
+// (`weak_memory.h`).
 //
-// Every worker is a thread that makes several calls. Before a call the caller writes new inputs, after it the outputs are
-// compared with what they should be and overwritten. A step of a thread is one operation on an atomic and all accesses to
-// plain memory up to the next. Steps interleave in every way that matters, and every value that a load may see is tried:
-// a store is done as soon as its thread comes to it, since whoever reads later may still see the value before it, and the
-// order of accesses to plain memory follows from what was acquired, not from when they are explored. States that have
-// been seen are not explored again. To find its next operation, a thread is replayed from the beginning of its call with
-// the results that its operations had.
+// Every worker is a thread that makes several calls. Before a call the caller writes new inputs, after it the outputs
+// are compared with what they should be and overwritten. A step of a thread is one operation on an atomic and all
+// accesses to plain memory up to the next. Steps interleave in every way that matters, and every value that a load may
+// see is tried: a store is done as soon as its thread comes to it, since whoever reads later may still see the value
+// before it, and the order of accesses to plain memory follows from what was acquired, not from when they are explored.
+// States that have been seen are not explored again. To find its next operation, a thread is replayed from the
+// beginning of its call with the results that its operations had.
 #pragma once
 
 #include <array>
@@ -39,13 +40,16 @@ struct Mutation {
 struct Model {
   std::string name;
   ProgramBuilder program;
-  Copies copies = Copies::kPull;
   int calls;
+  Copies copies = Copies::kPull;
   int workers = 1;
   bool missing_rank = false;  // the last rank never calls, and the others lose patience at any time
   // Try only the oldest of the values with which a load could end its wait. What a thread learns from a later one
   // includes what it learns from the oldest, so whatever can go wrong after the later one can after the oldest.
   bool oldest_only = false;
+
+  Model(std::string name, ProgramBuilder program, int calls)
+      : name(std::move(name)), program(std::move(program)), calls(calls) {}
 };
 
 // The schedule of a model, with the waits that the mutation leaves out made to look at calls that have never been.
@@ -55,13 +59,15 @@ std::vector<char> MutatedBlock(const Schedule& schedule, const Mutation& mutatio
   auto* waits = reinterpret_cast<FlatWait*>(block.data() + view.header().waits);
   auto drop = [&](Range range, auto&& chosen) {
     for (int32_t i = range.begin; i < range.end; ++i) {
-      if (chosen(waits[i])) waits[i].lag = INT32_MAX;
+      if (chosen(waits[i])) waits[i].step = INT32_MIN;
     }
   };
   for (int32_t r = 0; r < view.header().num_ranks; ++r) {
     for (int32_t p = view.rank(r).phases.begin; p < view.rank(r).phases.end; ++p) {
       drop(view.phase(p).waits, [&](const FlatWait& wait) {
-        return wait.lag > 0 ? mutation.no_slot_waits : wait.step > 1 ? mutation.no_round_waits : mutation.no_start_waits;
+        return wait.step < 1   ? mutation.no_slot_waits
+               : wait.step > 1 ? mutation.no_round_waits
+                               : mutation.no_start_waits;
       });
     }
     drop(view.rank(r).end_waits, [&](const FlatWait&) { return mutation.no_end_waits; });
@@ -113,7 +119,9 @@ inline uint64_t InputAt(int call, int rank, int64_t element) { return 1000 * (ca
 inline std::vector<std::vector<uint64_t>> Outputs(const Program& program, const Layout& layout, int call) {
   std::vector<std::array<std::vector<uint64_t>, kNumSpaces>> buffers(layout.num_ranks());
   for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-    for (int space = 0; space < kNumSpaces; ++space) buffers[rank][space].resize(layout.size(static_cast<Space>(space)));
+    for (int space = 0; space < kNumSpaces; ++space) {
+      buffers[rank][space].resize(static_cast<size_t>(layout.size(static_cast<Space>(space))));
+    }
     for (size_t i = 0; i < buffers[rank][0].size(); ++i) buffers[rank][0][i] = InputAt(call, rank, i);
   }
   auto at = [&](const Slice& slice, int64_t i) -> uint64_t& {
@@ -214,12 +222,14 @@ class ModelMemory {
     const FlatMove& move = schedule.move(part.move);
     for (int64_t i = part.begin; i < part.end; ++i) {
       uint64_t sum = 0;
-      for (int32_t s = 0; s < move.num_sources; ++s) sum += Read(CellOf(schedule.source(move, s), i, epoch), "a source");
+      for (int32_t s = 0; s < move.num_sources; ++s) {
+        sum += Read(CellOf(schedule.source(move, s), i, epoch), "a source");
+      }
       Write(CellOf(schedule.destination(move), i, epoch), sum, "a destination");
     }
   }
 
-  // ---- What the caller does ------------------------------------------------------------------------------------------
+  // ---- What the caller does ---------------------------------------------------------------------------------------
 
   void Begin() {
     Do(false, [] { return 0; });
@@ -264,12 +274,15 @@ class ModelMemory {
   }
 
   // A team of one counts for itself.
-  bool IsShared(int atomic) const { return atomic != layout_.Count(rank_) || layout_.num_threads() > layout_.num_ranks(); }
+  bool IsShared(int atomic) const {
+    return atomic != layout_.Count(rank_) || layout_.num_threads() > layout_.num_ranks();
+  }
 
   int CellOf(const FlatSlice& slice, int64_t element, uint64_t epoch) {
     const bool scratch = slice.slot == FlatSlice::kScratch;
-    if (!scratch && slice.device != rank_ && live_ && Read(layout_.Address(rank_, slice.device), "an address") != epoch + 1) {
-      throw Violation("an address of another call is used");
+    if (!scratch && slice.device != rank_) {
+      const uint64_t told = Read(layout_.Address(rank_, slice.device), "an address");
+      if (live_ && told != epoch + 1) throw Violation("an address of another call is used");
     }
     const Space space = scratch ? Space::kScratch : slice.slot == 0 ? Space::kInput : Space::kOutput;
     const int copy = mutation_.single_slot ? 0 : static_cast<int>(epoch % kSlots);

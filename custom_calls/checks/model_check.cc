@@ -1,5 +1,5 @@
-// Explores small exchange programs exhaustively (`model.h`), and mutants that break the protocol in one place each, which must
-// be caught. Prints a line for each; exit status 1 if a program fails or a mutant does not.
+// Explores small exchange programs exhaustively (`model.h`), and mutants that break the protocol in one place each,
+// which must be caught. Prints a line for each; exit status 1 if a program fails or a mutant does not.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -27,17 +27,21 @@ bool Check(const Model& model, const std::string& mutant, const Mutation& mutati
 }
 
 int Main() {
-  const Model gather = {.name = "all-gather of 2, pull", .program = AllGather(2, 1), .calls = 3};
-  const Model push = {"all-gather of 2, push", AllGather(2, 1), Copies::kPush, 3};
-  const Model reduce = {.name = "all-reduce of 2", .program = AllReduce(2, 1), .calls = 3};
-  const Model broadcast = {.name = "staged broadcast to 1", .program = StagedBroadcast(2, 1), .calls = 5};
-  const Model relay = {"relay through 3, push", Relay(3, 1), Copies::kPush, 4};
-  const Model gather_3 = {.name = "all-gather of 3, pull", .program = AllGather(3, 1), .calls = 3, .oldest_only = true};
-  const Model ring = {.name = "ring of 3", .program = Ring(3, 1), .calls = 3, .oldest_only = true};
-  const Model reduce_3 = {.name = "all-reduce of 3", .program = AllReduce(3, 1), .calls = 3, .oldest_only = true};
-  const Model team = {.name = "team of 2", .program = LocalSum(), .calls = 3, .workers = 2};
-  const Model teams = {.name = "all-gather of 2, teams of 2", .program = AllGather(2, 1), .calls = 1, .workers = 2, .oldest_only = true};
-  const Model missing = {.name = "all-gather of 3, one missing", .program = AllGather(3, 1), .calls = 2, .missing_rank = true};
+  Model gather("all-gather of 2, pull", AllGather(2, 1), 3);
+  Model push("all-gather of 2, push", AllGather(2, 1), 3);
+  Model reduce("all-reduce of 2", AllReduce(2, 1), 3);
+  Model broadcast("staged broadcast to 1", StagedBroadcast(2, 1), 5);
+  Model relay("relay through 3, push", Relay(3, 1), 3);
+  Model gather_3("all-gather of 3, pull", AllGather(3, 1), 3);
+  Model ring("ring of 3", Ring(3, 1), 3);
+  Model reduce_3("all-reduce of 3", AllReduce(3, 1), 3);
+  Model team("team of 2", LocalSum(), 3);
+  Model teams("all-gather of 2, teams of 2", AllGather(2, 1), 1);
+  Model missing("all-gather of 3, one missing", AllGather(3, 1), 2);
+  push.copies = relay.copies = Copies::kPush;
+  gather_3.oldest_only = ring.oldest_only = reduce_3.oldest_only = teams.oldest_only = true;
+  team.workers = teams.workers = 2;
+  missing.missing_rank = true;
 
   bool ok = true;
   for (const Model& model : {gather, push, reduce, broadcast, relay, gather_3, ring, reduce_3, team, teams, missing}) {

@@ -1,8 +1,8 @@
-// Memory as the C++ model lets threads see it, small enough to enumerate: release, acquire and relaxed atomics, and plain
-// cells whose unordered accesses are errors.
+// Memory as the C++ model lets threads see it, small enough to enumerate: release, acquire and relaxed atomics, and
+// plain cells, of which unordered accesses are errors.
 //
-// An atomic location is the list of all values stored to it. A thread may read any of them that is not older than what it
-// already knows of the location: it may go on seeing an old value while others see a new one. What a thread knows is
+// An atomic location is the list of all values stored to it. A thread may read any of them that is not older than what
+// it already knows of the location: it may go on seeing an old value while others see a new one. What a thread knows is
 // its view; a release store carries the view of the storing thread, and an acquire load that reads it takes that over.
 // An addition reads the latest value and carries on the view that came with it (a release sequence). This is the
 // operational form of the release/acquire fragment of RC11 (Lahav et al., PLDI 2017; Kang et al., POPL 2017), where a

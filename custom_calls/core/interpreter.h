@@ -1,9 +1,9 @@
-// The interpreter of exchange programs: what one rank does in one call. Every engine runs this code; what differs
-// between them, how memory is read, written and waited for, is the template argument `Memory`.
+// The interpreter of exchange programs: what one rank does in one call. Every engine runs this code; how memory is
+// read, written and waited for, in which they differ, is the template argument `Memory`.
 //
 // Terms. A *call* is one execution of the exchange; calls of one schedule are numbered 0, 1, ... by their *epoch*. A
-// *rank* is run by a team of one or more *workers* (CUDA: thread blocks; CPU: tasks that the library's threads
-// take up), and a worker by one or more *lanes* (CUDA: the threads of the block; CPU: one). Each move has one rank that
+// *rank* is run by a team of one or more *workers* (CUDA: thread blocks; CPU: tasks that the library's threads take
+// up), and a worker by one or more *lanes* (CUDA: the threads of the block; CPU: one). Each move has one rank that
 // executes it: that of the destination (it pulls) or of the source (it pushes); the schedule says which.
 //
 // Protocol. A rank publishes its progress to the ranks that wait for it (its listeners), as a number that only grows:
@@ -12,58 +12,68 @@
 //                                                    step num_steps: it is done with all rounds.
 //
 // A waiter compares with >=, so it does not matter how far ahead the other one is, nothing is ever reset, and a
-// captured CUDA graph can be replayed: the epoch is derived from the team's count, which lives beside the flags. Per
-// call and rank:
+// captured CUDA graph can be replayed: the epoch is derived from the team's count, which lives beside the flags. In
+// each call a rank goes through:
 //
-//   1. Arrival. What only this rank has to do with (copies of its inputs to its scratch memory) is done, the addresses
-//      of its inputs and outputs are announced, and step 1 is published: the start barrier.
-//   2. For each round in which it executes moves: wait for the ranks that these moves depend on, run them, publish.
+//   1. Arrival. It does what concerns no other rank (copies of its inputs to its scratch memory), announces the
+//      addresses of its inputs and outputs, and publishes step 1: the start barrier.
+//   2. Rounds. For each in which it executes moves: wait for the ranks that these moves depend on, run them, publish.
 //      What a move depends on, by rank p:
-//        - it reads or writes an input or output of p:            p has arrived;
-//        - it reads what p wrote in round j (of any buffer):      p has done round j;
-//        - it writes scratch memory that p read in call e - 2:    p has arrived in call e - 1.
-//      So a rank does not wait for others than it needs, and the rounds are no barriers.
-//   3. End. Wait for every rank whose moves read or write the inputs or outputs of this one, until it has done the last of
+//        - it reads or writes an input or output of p:         p has arrived;
+//        - it reads what p wrote in round j (of any buffer):   p has done round j;
+//        - it writes scratch memory that p read in call e - 2: p has arrived in call e - 1.
+//      So a rank waits for no others than it needs, and the rounds are no barriers.
+//   3. End. Wait for every rank whose moves read or write inputs or outputs of this one, until it has done the last of
 //      them: then the caller may use the outputs, and free or overwrite the inputs: the end barrier.
 //
 // Scratch memory is not covered by the end barrier. There are two copies of it that take turns, and the third kind of
-// wait above keeps a rank from writing the copy that others still read: it looks two calls back, and so is met already
-// whenever the ranks are less than a call apart. With one copy, the copying into scratch memory in 1 would have to wait for
-// the slowest reader of the call before.
+// dependence keeps a rank from writing the copy that others still read: it looks two calls back, and so is met already
+// when the ranks are less than a call apart. With one copy, what is done before the arrival would have to wait for the
+// slowest reader of the call before.
 //
 // Memory order. Publishing is a release, waiting an acquire. A team counts the workers that are done with a phase by
 // acquire-release additions, and the last one publishes; so what any worker wrote before it counted is visible to
-// whoever sees the stamp. The waits of a phase are made by every worker itself, and every phase but the first begins by
-// waiting for the count, which orders it after all of the team's earlier phases.
+// whoever sees the stamp. The waits of a phase are made by every worker itself, and every phase begins by waiting for
+// the count, which orders it after all of the team's earlier phases.
 //
 // Failure. No wait is endless: `Memory::Pause` decides how long, then marks the rank as failed. A failed rank moves
 // nothing more and publishes kPoison, which is larger than any stamp: whoever waits for it sees that and fails too
-// instead of waiting for its own time to run out. Failure is sticky: the flags are of no use until they are made anew.
+// instead of waiting for its own time to run out. (A worker that publishes a stamp just then may overwrite it; the
+// listener's own time bounds its wait then.) Failure is sticky: the flags are of no use until they are made anew.
 //
-// Contract. Calls of one rank do not overlap: no worker of it begins call e + 1 before all have ended call e. The number of
-// workers of a rank is the same in all calls. All flags and counts begin as 0.
+// Contract. Calls of one rank do not overlap: no worker of it begins call e + 1 before all have ended call e. A rank
+// has the same number of workers in all calls. All flags and counts begin as 0.
 //
-// `Memory` is one lane's view of one rank; it has
+// The checks of this code are in `checks/`: all interleavings of small programs under a weak memory model, mutants
+// included, and real threads under ThreadSanitizer.
 //
-//   int32_t Lane() const, Lanes() const        Number of this lane in its worker, and how many there are.
-//   bool All(bool x)                           Barrier of the worker's lanes; whether x was true in all of them.
-//   uint64_t Count()                           The team's count, acquire.
-//   uint64_t AddToCount()                      Adds 1, acquire-release; the count with it. Called by lane 0.
-//   uint64_t Progress(int32_t peer)            What `peer` has last published to this rank, acquire.
+// `Memory` is one lane's view of one rank. It has:
+//
+//   int32_t Lane() const, Lanes() const
+//       Number of this lane in its worker, and how many there are.
+//   bool All(bool x)
+//       Barrier of the worker's lanes; whether x was true in all of them.
+//   uint64_t Count()
+//       The team's count, acquire.
+//   uint64_t AddToCount()
+//       Adds 1, acquire-release; the count with it. Called by lane 0.
+//   uint64_t Progress(int32_t peer)
+//       What `peer` has last published to this rank, acquire.
 //   void Publish(int32_t listener, uint64_t stamp)
-//                                              Stores, release, what this rank has `Progress`ed to for `listener`.
+//       Stores, release, what `Progress` of this rank is to say to `listener`.
 //   bool Pause(int32_t peer, uint64_t stamp, uint64_t polls)
-//                                              Called after each fruitless look at `peer` (the team's count if it is this
-//                                              rank): true to look again, false to give up, be it for good (after
-//                                              `Fail`, or because another worker of the rank has failed) or because this
-//                                              memory does not wait at all: the worker is blocked until it is advanced
-//                                              again.
-//   void Fail(int32_t peer, uint64_t stamp)    Marks the rank as failed (sticky), waiting for `stamp` of `peer`.
-//   bool Failed()                              Whether it, or another worker of the rank, has.
-//   void Announce(uint64_t epoch)              Makes the addresses of this rank's inputs and outputs known to the ranks
-//                                              that listen to it; called by all lanes of worker 0 before step 1.
+//       Called after each fruitless look at `peer` (at the team's count if it is this rank): true to look again, false
+//       to give up, be it for good (after `Fail`, or because another worker of the rank has failed) or because this
+//       memory does not wait at all: then the worker is blocked until it is advanced again.
+//   void Fail(int32_t peer, uint64_t stamp)
+//       Marks the rank as failed, for good, in waiting for `stamp` of `peer`.
+//   bool Failed()
+//       Whether a worker of the rank has failed.
+//   void Announce(uint64_t epoch)
+//       Makes the addresses of this rank's inputs and outputs known to its listeners; called by all lanes of worker 0
+//       before step 1 is published.
 //   void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch)
-//                                              Copies or aggregates one part, all lanes together.
+//       Copies or aggregates one part, all lanes together.
 #pragma once
 
 #include <cstdint>
@@ -94,6 +104,7 @@ class Worker {
     const FlatRank& rank = schedule_.rank(rank_);
     if (!begun_) {
       epoch_ = memory.Count() / CountsPerCall();
+      first_stamp_ = Stamp(epoch_, 0);
       begun_ = true;
     }
     for (; phase_ < rank.phases.size(); ++phase_) {
@@ -106,6 +117,8 @@ class Worker {
     if (!WaitFor(memory, rank.end_waits)) return Stop(memory);
     return Outcome::kDone;
   }
+
+  EINSUMMABLE_HD int32_t rank() const { return rank_; }
 
   // How many phases it is done with in this call.
   EINSUMMABLE_HD int32_t phase() const { return phase_; }
@@ -144,16 +157,15 @@ class Worker {
   }
 
   EINSUMMABLE_HD bool WaitForPeer(Memory& memory, const FlatWait& wait) {
-    if (epoch_ < static_cast<uint64_t>(wait.lag)) return true;
-    const uint64_t stamp = Stamp(epoch_ - static_cast<uint64_t>(wait.lag), wait.step);
+    const int64_t stamp = static_cast<int64_t>(first_stamp_) + wait.step;  // negative in calls that have none before
     for (uint64_t polls = 0;; ++polls) {
       const uint64_t progress = memory.Progress(wait.peer);
       if (progress >= kPoison) {
-        memory.Fail(wait.peer, stamp);
+        memory.Fail(wait.peer, static_cast<uint64_t>(stamp));
         return false;
       }
-      if (progress >= stamp) return true;
-      if (!memory.Pause(wait.peer, stamp, polls)) return false;
+      if (static_cast<int64_t>(progress) >= stamp) return true;
+      if (!memory.Pause(wait.peer, static_cast<uint64_t>(stamp), polls)) return false;
     }
   }
 
@@ -169,7 +181,7 @@ class Worker {
   EINSUMMABLE_HD void Finish(Memory& memory, int32_t step) {
     memory.All(true);  // what all lanes have done comes before the count
     const bool last = memory.Lane() != 0 || memory.AddToCount() == CountAfter(phase_ + 1);
-    if (memory.All(last)) PublishToAll(memory, Stamp(epoch_, step));
+    if (memory.All(last)) PublishToAll(memory, first_stamp_ + static_cast<uint64_t>(step));
   }
 
   EINSUMMABLE_HD void PublishToAll(Memory& memory, uint64_t stamp) {
@@ -191,6 +203,7 @@ class Worker {
   int32_t phase_ = 0;
   bool begun_ = false;
   uint64_t epoch_ = 0;
+  uint64_t first_stamp_ = 0;  // that of step 0 of this call
 };
 
 }  // namespace einsummable

@@ -1,87 +1,74 @@
 #include "core/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <map>
-#include <set>
-#include <tuple>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace einsummable {
 namespace {
 
-inline constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = 64;
 // Bound the memory that a schedule takes whatever sizes its program claims.
-inline constexpr int64_t kMaxPartsPerMove = 4096;
-inline constexpr int64_t kMaxParts = 1 << 20;
+constexpr int64_t kMaxPartsPerMove = 4096;
+constexpr int64_t kMaxParts = 1 << 20;
 // Writes to one buffer that are looked at for one that overlaps a read, before the latest is taken for one.
-inline constexpr int kMaxScan = 64;
-// The round of moves that come before the arrival.
-inline constexpr int32_t kStaging = -1;
+constexpr int kMaxScan = 64;
+// The round of moves that come before the arrival, and that of the waits at the end.
+constexpr int64_t kStaging = -1;
+constexpr int64_t kEnd = INT32_MAX;
 
 // The step that a rank has published when it is done with a move of `round`.
-int32_t StepAfter(int32_t round) { return round + 2; }
+int64_t StepAfter(int64_t round) { return round + 2; }
 
-using Buffer = std::tuple<int32_t, Space, int32_t>;
+// ---- Relations: sorted rows of numbers ----------------------------------------------------------------------------
 
-Buffer BufferOf(const Slice& slice) { return {slice.device, slice.space, slice.buffer}; }
+using Row = std::array<int64_t, 5>;  // columns that a relation does not have are 0
+using Relation = std::vector<Row>;
 
-// The elements of a buffer that a slice may touch: from its first to its last.
-struct Extent {
-  int64_t first, last;
+void Sort(Relation& relation) {
+  std::sort(relation.begin(), relation.end());
+  relation.erase(std::unique(relation.begin(), relation.end()), relation.end());
+}
 
-  Extent(const Move& move, const Slice& slice) : first(slice.offset), last(slice.offset) {
-    for (int32_t dim = 0; dim < move.rank; ++dim) last += (move.extents[dim] - 1) * slice.strides[dim];
-  }
+// The rows that begin with these values.
+std::span<const Row> Select(std::span<const Row> rows, int64_t first) {
+  const auto begin = std::lower_bound(rows.begin(), rows.end(), Row{first, INT64_MIN});
+  return {begin, std::lower_bound(begin, rows.end(), Row{first + 1, INT64_MIN})};
+}
 
-  bool Overlaps(const Extent& other) const { return first <= other.last && other.first <= last; }
-};
+std::span<const Row> Select(std::span<const Row> rows, int64_t first, int64_t second) {
+  const auto begin = std::lower_bound(rows.begin(), rows.end(), Row{first, second, INT64_MIN});
+  return {begin, std::lower_bound(begin, rows.end(), Row{first, second + 1, INT64_MIN})};
+}
 
-// What a rank waits for before one of its phases, or before it ends.
-struct Waits {
-  std::map<int32_t, int32_t> steps;  // peer -> step of this call
-  std::set<int32_t> earlier;         // peers that must have arrived in the call before this one
+// ---- Which rank does what, and what it waits for ------------------------------------------------------------------
 
-  void Add(int32_t peer, int32_t step) {
-    int32_t& known = steps[peer];
-    known = std::max(known, step);
-  }
-};
-
-struct RankPlan {
-  bool participates = false;
-  std::map<int32_t, std::vector<int32_t>> moves;  // round -> moves that it executes
-  std::map<int32_t, Waits> waits;                 // by round
-  Waits end;
-  std::set<int32_t> listeners;
-  int64_t bytes_received = 0;
-};
-
-// The moves with their executors, and what follows for each rank.
 class Planner {
  public:
-  Planner(const Program& program, Copies copies) : program_(program), ranks_(program.num_devices) {
-    for (const Move& move : program.moves) {
-      const bool push = copies == Copies::kPush && move.monoid == Monoid::kCopy;
-      executors_.push_back(push ? move.sources.front().device : move.destination.device);
-      rounds_.push_back(IsStaging(move) ? kStaging : move.round);
-    }
-    AssignMoves();
-    RecordAccesses();
-    for (size_t i = 0; i < program.moves.size(); ++i) AddWaits(i);
-    for (RankPlan& rank : ranks_) DropMet(rank);
-    for (int32_t r = 0; r < program.num_devices; ++r) AddListeners(r);
+  Relation moves;      // rank, round, number of a move that it executes
+  Relation waits;      // rank, round, peer, step: what to wait for before the round (kEnd: before the call ends)
+  Relation listeners;  // rank, a rank that waits for it
+  std::vector<bool> participates;        // by rank
+  std::vector<int64_t> bytes_received;   // by rank
+
+  Planner(const Program& program, Copies copies)
+      : participates(program.num_devices), bytes_received(program.num_devices), program_(program) {
+    NumberBuffers();
+    for (const Move& move : program.moves) Assign(move, copies);
+    Sort(moves);
+    Sort(writes_);
+    Sort(readers_);
+    for (size_t i = 0; i < program.moves.size(); ++i) AddWaits(program.moves[i], executors_[i], rounds_[i]);
+    Sort(waits);
+    KeepNeeded();
+    for (const Row& wait : waits) listeners.push_back({wait[2], wait[0]});
+    Sort(listeners);
   }
 
-  const RankPlan& rank(int32_t r) const { return ranks_[r]; }
-
  private:
-  struct Write {
-    int32_t round;
-    Extent extent;
-  };
-
   // Copies of a rank's own inputs into its own scratch memory concern no other rank before it has arrived.
   static bool IsStaging(const Move& move) {
     const int32_t device = move.destination.device;
@@ -91,127 +78,134 @@ class Planner {
            });
   }
 
-  void AssignMoves() {
-    for (size_t i = 0; i < program_.moves.size(); ++i) {
-      const Move& move = program_.moves[i];
-      ranks_[executors_[i]].moves[rounds_[i]].push_back(static_cast<int32_t>(i));
-      RankPlan& receiver = ranks_[move.destination.device];
-      // Wraps for sizes that no machine has.
-      receiver.bytes_received += static_cast<int64_t>(static_cast<uint64_t>(move.remote_sources) *
-                                                      static_cast<uint64_t>(move.elements * program_.item_size));
-      receiver.participates = true;
-      for (const Slice& source : move.sources) ranks_[source.device].participates = true;
-    }
-  }
-
-  void RecordAccesses() {
-    std::vector<int32_t> order(program_.moves.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return rounds_[a] < rounds_[b]; });
-    for (int32_t i : order) {
-      const Move& move = program_.moves[i];
-      writes_[BufferOf(move.destination)][executors_[i]].push_back({rounds_[i], Extent(move, move.destination)});
-      for (const Slice& source : move.sources) {
-        if (source.space == Space::kScratch) scratch_readers_[BufferOf(source)].insert(executors_[i]);
+  void NumberBuffers() {
+    int64_t count = 0;
+    for (const auto& spaces : program_.sizes) {
+      for (const auto& sizes : spaces) {
+        first_buffers_.push_back(count);
+        count += static_cast<int64_t>(sizes.size());
       }
     }
   }
 
-  void AddWaits(size_t number) {
-    const Move& move = program_.moves[number];
-    const int32_t executor = executors_[number];
-    Waits& waits = ranks_[executor].waits[rounds_[number]];
-    AddUse(number, move.destination, waits);
+  int64_t BufferOf(const Slice& slice) const {
+    return first_buffers_[slice.device * kNumSpaces + static_cast<int>(slice.space)] + slice.buffer;
+  }
+
+  // The last element of its buffer that a slice touches.
+  static int64_t Last(const Move& move, const Slice& slice) {
+    int64_t last = slice.offset;
+    for (int32_t dim = 0; dim < move.rank; ++dim) last += (move.extents[dim] - 1) * slice.strides[dim];
+    return last;
+  }
+
+  void Assign(const Move& move, Copies copies) {
+    const bool push = copies == Copies::kPush && move.monoid == Monoid::kCopy;
+    const int64_t executor = push ? move.sources.front().device : move.destination.device;
+    const int64_t round = IsStaging(move) ? kStaging : move.round;
+    moves.push_back({executor, round, static_cast<int64_t>(executors_.size())});
+    executors_.push_back(executor);
+    rounds_.push_back(round);
+    const Slice& written = move.destination;
+    writes_.push_back({BufferOf(written), executor, round, written.offset, Last(move, written)});
+    participates[move.destination.device] = true;
     for (const Slice& source : move.sources) {
-      AddUse(number, source, waits);
-      if (source.space == Space::kInput) continue;
-      for (const auto& [writer, writes] : writes_[BufferOf(source)]) {
-        if (writer != executor) AddDependence(rounds_[number], Extent(move, source), writer, writes, waits);
-      }
+      participates[source.device] = true;
+      if (source.space == Space::kScratch) readers_.push_back({BufferOf(source), executor});
+    }
+    // Wraps for sizes that no machine has.
+    int64_t& received = bytes_received[move.destination.device];
+    received += static_cast<int64_t>(static_cast<uint64_t>(move.remote_sources) *
+                                     static_cast<uint64_t>(move.elements * program_.item_size));
+  }
+
+  void AddWaits(const Move& move, int64_t executor, int64_t round) {
+    AddUse(move.destination, executor, round);
+    for (const Slice& source : move.sources) {
+      AddUse(source, executor, round);
+      if (source.space != Space::kInput) AddDependences(move, source, executor, round);
     }
     if (move.destination.space != Space::kScratch) return;
-    for (int32_t reader : scratch_readers_[BufferOf(move.destination)]) {
-      if (reader != executor) waits.earlier.insert(reader);
+    for (const Row& reader : Select(readers_, BufferOf(move.destination))) {
+      const int64_t arrival_before = 1 - int64_t{kSlots - 1} * (program_.num_rounds + 1);
+      if (reader[1] != executor) waits.push_back({executor, round, reader[1], arrival_before});
     }
   }
 
   // Another rank's input or output is there once that rank has arrived, and until this move is done.
-  void AddUse(size_t number, const Slice& slice, Waits& waits) {
-    const int32_t executor = executors_[number];
+  void AddUse(const Slice& slice, int64_t executor, int64_t round) {
     if (slice.space == Space::kScratch || slice.device == executor) return;
-    waits.Add(slice.device, 1);
-    ranks_[slice.device].end.Add(executor, StepAfter(rounds_[number]));
+    waits.push_back({executor, round, slice.device, 1});
+    waits.push_back({slice.device, kEnd, executor, StepAfter(round)});
   }
 
-  // The latest write of an earlier round that the read overlaps.
-  static void AddDependence(int32_t round, const Extent& read, int32_t writer, const std::vector<Write>& writes,
-                            Waits& waits) {
-    auto write = std::lower_bound(writes.begin(), writes.end(), round,
-                                  [](const Write& w, int32_t value) { return w.round < value; });
-    for (int scanned = 0; write != writes.begin(); ++scanned) {
-      --write;
-      if (!write->extent.Overlaps(read) && scanned < kMaxScan) continue;
-      waits.Add(writer, StepAfter(write->round));
-      return;
+  // For each rank that writes what is read, its latest write of an earlier round that overlaps.
+  void AddDependences(const Move& move, const Slice& source, int64_t executor, int64_t round) {
+    const int64_t first = source.offset, last = Last(move, source);
+    std::span<const Row> left = Select(writes_, BufferOf(source));
+    while (!left.empty()) {
+      const int64_t writer = left.front()[1];
+      const std::span<const Row> writes = Select(left, left.front()[0], writer);
+      left = left.subspan(writes.size());
+      if (writer == executor) continue;
+      auto write = std::lower_bound(writes.begin(), writes.end(), Row{writes.front()[0], writer, round, INT64_MIN});
+      for (int scanned = 0; write != writes.begin();) {
+        --write;
+        const bool overlaps = (*write)[3] <= last && first <= (*write)[4];
+        if (!overlaps && ++scanned < kMaxScan) continue;
+        waits.push_back({executor, round, writer, StepAfter((*write)[2])});
+        break;
+      }
     }
   }
 
-  // Leaves out what an earlier phase has waited for, and of the waits for the call before all that are met because this
-  // rank waited for more in that call.
-  static void DropMet(RankPlan& rank) {
-    std::map<int32_t, int32_t> met;
-    auto drop = [&](Waits& waits) {
-      std::erase_if(waits.steps, [&](const auto& wait) {
-        int32_t& step = met[wait.first];
-        if (step >= wait.second) return true;
-        step = wait.second;
-        return false;
-      });
-    };
-    for (auto& [round, waits] : rank.waits) drop(waits);
-    drop(rank.end);
-    for (auto& [round, waits] : rank.waits) {
-      std::erase_if(waits.earlier, [&](int32_t peer) { return met.contains(peer); });
+  // Of the waits for one peer in one phase, the last step includes the others. What an earlier phase has waited for
+  // need not be waited for again, nor the arrival in the call before by who waits for more of the peer in every call.
+  void KeepNeeded() {
+    std::vector<int64_t> met(program_.num_devices), needed(program_.num_devices);
+    Relation kept;
+    std::span<const Row> all(waits);
+    for (int64_t rank = 0; rank < program_.num_devices; ++rank) {
+      const std::span<const Row> rows = Select(all, rank);
+      all = all.subspan(rows.size());
+      for (const Row& wait : rows) needed[wait[2]] = std::max(needed[wait[2]], wait[3]);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const Row& wait = rows[i];
+        const bool is_last = i + 1 == rows.size() || rows[i + 1][1] != wait[1] || rows[i + 1][2] != wait[2];
+        int64_t& step = met[wait[2]];
+        if (wait[3] > 0 ? is_last && wait[3] > step : needed[wait[2]] == 0) kept.push_back(wait);
+        if (is_last) step = std::max(step, wait[3]);
+      }
+      for (const Row& wait : rows) met[wait[2]] = needed[wait[2]] = 0;
     }
-  }
-
-  void AddListeners(int32_t r) {
-    auto listen = [&](const Waits& waits) {
-      for (const auto& [peer, step] : waits.steps) ranks_[peer].listeners.insert(r);
-      for (int32_t peer : waits.earlier) ranks_[peer].listeners.insert(r);
-    };
-    for (const auto& [round, waits] : ranks_[r].waits) listen(waits);
-    listen(ranks_[r].end);
+    waits = std::move(kept);
   }
 
   const Program& program_;
-  std::vector<int32_t> executors_, rounds_;  // by move
-  // For each buffer and rank that writes it: its writes in the order of rounds.
-  std::map<Buffer, std::map<int32_t, std::vector<Write>>> writes_;
-  std::map<Buffer, std::set<int32_t>> scratch_readers_;
-  std::vector<RankPlan> ranks_;
+  std::vector<int64_t> first_buffers_;        // by device and space
+  std::vector<int64_t> executors_, rounds_;   // by move
+  Relation writes_;   // buffer, rank that executes the move, round, first and last element
+  Relation readers_;  // scratch buffer, rank that reads it
 };
+
+// ---- The block ----------------------------------------------------------------------------------------------------
 
 // The arrays of the schedule while they grow.
 class Writer {
  public:
   Writer(const Program& program, const ScheduleOptions& options)
-      : program_(program), part_bytes_(options.part_bytes),
-        parts_per_move_(std::max<int64_t>(
-            1, std::min<int64_t>(kMaxPartsPerMove,
-                                 kMaxParts / std::max<int64_t>(1, static_cast<int64_t>(program.moves.size()))))) {
+      : program_(program), plan_(program, options.copies), part_bytes_(options.part_bytes),
+        parts_per_move_(std::clamp<int64_t>(kMaxParts / std::max(1, Count(program.moves)), 1, kMaxPartsPerMove)) {
     header_.item_size = program.item_size;
     header_.dtype = static_cast<int32_t>(program.dtype);
     header_.num_ranks = program.num_devices;
     header_.num_steps = program.num_rounds + 1;
     PlaceScratch();
     for (const Move& move : program.moves) AddMove(move);
-    const Planner planner(program, options.copies);
-    for (int32_t r = 0; r < program.num_devices; ++r) AddRank(r, planner.rank(r));
+    for (int32_t r = 0; r < program.num_devices; ++r) AddRank(r);
   }
 
   std::pair<std::unique_ptr<char[]>, size_t> Pack() {
-    const std::vector<int64_t> numbers(program_.encoding);
     int64_t size = Padded(sizeof(ScheduleHeader));
     auto reserve = [&](const auto& array) { return std::exchange(size, size + Padded(Bytes(array))); };
     header_.ranks = reserve(ranks_);
@@ -221,7 +215,7 @@ class Writer {
     header_.parts = reserve(parts_);
     header_.moves = reserve(moves_);
     header_.slices = reserve(slices_);
-    header_.numbers = reserve(numbers);
+    header_.numbers = reserve(program_.encoding);
     header_.bytes = size;
     auto block = std::make_unique<char[]>(static_cast<size_t>(size));
     auto copy = [&](int64_t offset, const auto& array) {
@@ -235,7 +229,7 @@ class Writer {
     copy(header_.parts, parts_);
     copy(header_.moves, moves_);
     copy(header_.slices, slices_);
-    copy(header_.numbers, numbers);
+    copy(header_.numbers, program_.encoding);
     return {std::move(block), static_cast<size_t>(size)};
   }
 
@@ -273,8 +267,8 @@ class Writer {
   void AddMove(const Move& move) {
     const bool contiguous = move.monoid == Monoid::kCopy && IsContiguous(move, move.destination) &&
                             IsContiguous(move, move.sources.front());
-    moves_.push_back({static_cast<int32_t>(move.monoid), move.rank, static_cast<int32_t>(move.sources.size()),
-                      Count(slices_), move.elements, NumberIndex(move.extents), contiguous});
+    moves_.push_back({static_cast<int32_t>(move.monoid), move.rank, Count(move.sources), Count(slices_), move.elements,
+                      NumberIndex(move.extents), contiguous});
     AddSlice(move.destination);
     for (const Slice& source : move.sources) AddSlice(source);
     header_.traffic_bytes += static_cast<double>(move.elements) * static_cast<double>(ElementTraffic(move));
@@ -283,80 +277,98 @@ class Writer {
   void AddSlice(const Slice& slice) {
     int64_t offset = slice.offset * program_.item_size;
     if (slice.space == Space::kScratch) offset += scratch_offsets_[slice.device][slice.buffer];
-    const int32_t slot = slice.space == Space::kScratch ? FlatSlice::kScratch : slice.slot;
-    slices_.push_back({slice.device, slot, offset, NumberIndex(slice.strides), 0});
+    const int32_t slot = slice.space == Space::kScratch ? FlatAddress::kScratch : slice.slot;
+    slices_.push_back({{slice.device, slot, offset}, NumberIndex(slice.strides), 0});
   }
 
-  int64_t ElementTraffic(const Move& move) const {
-    return program_.item_size * static_cast<int64_t>(1 + move.sources.size());
-  }
+  int64_t ElementTraffic(const Move& move) const { return program_.item_size * (1 + int64_t{Count(move.sources)}); }
 
-  void AddRank(int32_t r, const RankPlan& plan) {
+  void AddRank(int32_t r) {
     FlatRank rank = {};
     rank.phases.begin = Count(phases_);
-    if (plan.participates) AddPhases(plan);
+    if (plan_.participates[r]) AddPhases(r);
     rank.phases.end = Count(phases_);
-    rank.end_waits = AddWaits(plan.end);
+    rank.end_waits = AddWaits(r, kEnd);
     rank.listeners.begin = Count(peers_);
-    peers_.insert(peers_.end(), plan.listeners.begin(), plan.listeners.end());
+    for (const Row& row : Select(plan_.listeners, r)) peers_.push_back(static_cast<int32_t>(row[1]));
     rank.listeners.end = Count(peers_);
     rank.scratch_bytes = scratch_bytes_[r];
-    rank.bytes_received = plan.bytes_received;
-    header_.num_participants += plan.participates;
+    rank.bytes_received = plan_.bytes_received[r];
+    header_.num_participants += plan_.participates[r];
     ranks_.push_back(rank);
   }
 
   // The arrival, then the rounds in which the rank executes moves. What it publishes after one holds until the next.
-  void AddPhases(const RankPlan& plan) {
-    AddPhase(plan, kStaging);
-    for (const auto& [round, moves] : plan.moves) {
-      if (round == kStaging) continue;
-      phases_.back().step = 1 + round;
-      AddPhase(plan, round);
+  void AddPhases(int32_t r) {
+    std::span<const Row> left = Select(plan_.moves, r);
+    AddPhase(r, kStaging, left);
+    while (!left.empty()) {
+      const int64_t round = left.front()[1];
+      phases_.back().step = static_cast<int32_t>(1 + round);
+      AddPhase(r, round, left);
     }
     phases_.back().step = header_.num_steps;
   }
 
-  void AddPhase(const RankPlan& plan, int32_t round) {
-    const auto waits = plan.waits.find(round);
-    const auto moves = plan.moves.find(round);
+  // Takes the moves of the round off those that are left.
+  void AddPhase(int32_t r, int64_t round, std::span<const Row>& left) {
     FlatPhase phase = {};
-    phase.waits = AddWaits(waits == plan.waits.end() ? Waits() : waits->second);
+    phase.waits = AddWaits(r, round);
     phase.parts.begin = Count(parts_);
-    if (moves != plan.moves.end()) AddParts(moves->second);
+    const std::span<const Row> moves = Select(left, r, round);
+    AddParts(moves);
     phase.parts.end = Count(parts_);
     phases_.push_back(phase);
+    left = left.subspan(moves.size());
   }
 
-  Range AddWaits(const Waits& waits) {
+  Range AddWaits(int64_t r, int64_t round) {
     const int32_t begin = Count(waits_);
-    for (int32_t peer : waits.earlier) waits_.push_back({peer, 1, kSlots - 1});
-    for (const auto& [peer, step] : waits.steps) waits_.push_back({peer, step, 0});
+    for (const Row& row : Select(plan_.waits, r, round)) {
+      waits_.push_back({static_cast<int32_t>(row[2]), static_cast<int32_t>(row[3])});
+    }
     return {begin, Count(waits_)};
   }
 
   // Parts that read the same memory become neighbours: copied to several ranks, it is found in the cache.
-  void AddParts(const std::vector<int32_t>& moves) {
-    const size_t first = parts_.size();
-    for (int32_t number : moves) {
-      const Move& move = program_.moves[number];
-      const int64_t inner = move.rank == 0 ? 1 : move.extents[move.rank - 1];
-      int64_t size = std::max<int64_t>({1, part_bytes_ / ElementTraffic(move),
-                                        (move.elements + parts_per_move_ - 1) / parts_per_move_});
-      if (size > inner) size = size / inner * inner;  // whole rows
+  void AddParts(std::span<const Row> moves) {
+    Relation places;  // space, device, buffer and first element that a part reads, number of the part
+    std::vector<FlatPart> parts;
+    for (const Row& row : moves) {
+      const Move& move = program_.moves[row[2]];
+      const Slice& source = move.sources.front();
+      const int64_t size = PartSize(move);
       for (int64_t begin = 0; begin < move.elements; begin += size) {
-        parts_.push_back({number, 0, begin, std::min(begin + size, move.elements)});
+        places.push_back({static_cast<int64_t>(source.space), source.device, source.buffer, source.offset + begin,
+                          Count(parts)});
+        parts.push_back(MakePart(static_cast<int32_t>(row[2]), begin, std::min(begin + size, move.elements)));
       }
     }
-    auto position = [&](const FlatPart& part) {
-      const Slice& source = program_.moves[part.move].sources.front();
-      return std::make_tuple(source.space, source.device, source.buffer, source.offset + part.begin);
-    };
-    std::stable_sort(parts_.begin() + static_cast<std::ptrdiff_t>(first), parts_.end(),
-                     [&](const FlatPart& a, const FlatPart& b) { return position(a) < position(b); });
+    Sort(places);
+    for (const Row& place : places) parts_.push_back(parts[place[4]]);
+  }
+
+  int64_t PartSize(const Move& move) const {
+    const int64_t inner = move.rank == 0 ? 1 : move.extents[move.rank - 1];
+    const int64_t size = std::max<int64_t>({1, part_bytes_ / ElementTraffic(move),
+                                            (move.elements + parts_per_move_ - 1) / parts_per_move_});
+    return size > inner ? size / inner * inner : size;  // whole rows
+  }
+
+  FlatPart MakePart(int32_t number, int64_t begin, int64_t end) const {
+    FlatPart part = {number, 0, begin, end, 0, {}, {}};
+    const FlatMove& move = moves_[number];
+    if (!move.contiguous) return part;
+    part.bytes = (end - begin) * program_.item_size;
+    part.destination = slices_[move.slices];
+    part.source = slices_[move.slices + 1];
+    part.destination.offset += begin * program_.item_size;
+    part.source.offset += begin * program_.item_size;
+    return part;
   }
 
   const Program& program_;
+  const Planner plan_;
   const int64_t part_bytes_;
   const int64_t parts_per_move_;
   ScheduleHeader header_ = {};
@@ -374,7 +386,9 @@ class Writer {
 }  // namespace
 
 Schedule::Schedule(const Program& program, const ScheduleOptions& options) {
-  std::tie(block_, size_) = Writer(program, options).Pack();
+  auto [block, size] = Writer(program, options).Pack();
+  block_ = std::move(block);
+  size_ = size;
 }
 
 }  // namespace einsummable

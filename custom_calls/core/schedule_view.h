@@ -22,15 +22,19 @@ struct Range {
   EINSUMMABLE_HD int32_t size() const { return end - begin; }
 };
 
-// A strided box of one buffer.
-struct FlatSlice {
-  int32_t device;   // rank that owns the buffer
-  int32_t slot;     // of an input or output: its number among the inputs, then outputs, of the device; kScratch else
-  int64_t offset;   // of the first element, in bytes from the start of the buffer or of the copy of the scratch memory
-  int32_t strides;  // index in `numbers` of the stride along each dimension, in elements
-  int32_t padding;
+// A place in a buffer.
+struct FlatAddress {
+  int32_t device;  // rank that owns the buffer
+  int32_t slot;    // of an input or output: its number among the inputs, then outputs, of the device; kScratch else
+  int64_t offset;  // in bytes from the start of the buffer or of the copy of the scratch memory
 
   static constexpr int32_t kScratch = -1;
+};
+
+// A strided box of one buffer, which begins at the address.
+struct FlatSlice : FlatAddress {
+  int32_t strides;  // index in `numbers` of the stride along each dimension, in elements
+  int32_t padding;
 };
 
 // destination = aggregate of the sources, over a box of `rank` dimensions in row-major order.
@@ -49,11 +53,15 @@ struct FlatPart {
   int32_t move;
   int32_t padding;
   int64_t begin, end;
+  // Of a contiguous copy also what to copy, so that nothing else need be looked up for it; else `bytes` is 0.
+  int64_t bytes;
+  FlatAddress source, destination;
 };
 
-// Do not go on before `peer` has published `step` of the call `lag` calls ago.
+// Do not go on before `peer` has published `step` of this call. A step of 0 or less is one of the calls before: 0 is
+// the last of the call just before.
 struct FlatWait {
-  int32_t peer, step, lag;
+  int32_t peer, step;
 };
 
 // A rank first waits, then does its parts, then publishes `step`.

@@ -29,7 +29,9 @@ inline int32_t WorkersPerRank(const ScheduleView& schedule) {
   int32_t most_parts = 0;
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     const Range phases = schedule.rank(rank).phases;
-    for (int32_t i = phases.begin; i < phases.end; ++i) most_parts = std::max(most_parts, schedule.phase(i).parts.size());
+    for (int32_t i = phases.begin; i < phases.end; ++i) {
+      most_parts = std::max(most_parts, schedule.phase(i).parts.size());
+    }
   }
   return std::clamp(most_parts / kPartsPerWorker, 1, kMaxWorkers);
 }

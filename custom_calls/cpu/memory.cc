@@ -1,6 +1,5 @@
 #include "cpu/memory.h"
 
-#include <cstring>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -14,7 +13,7 @@ void Bind(const ScheduleView& schedule, const FlatMove& move, const Buffers& buf
           const int64_t** strides) {
   for (int32_t i = 0; i < move.num_sources; ++i) {
     const FlatSlice& source = schedule.source(move, i);
-    sources[i] = buffers.AddressOf(source);
+    sources[i] = buffers.At(source);
     strides[i] = schedule.numbers(source.strides);
   }
 }
@@ -25,13 +24,6 @@ void RunPart(const ScheduleView& schedule, const FlatPart& part, const Buffers& 
   static const RunFn run = BestRun();
   const FlatMove& move = schedule.move(part.move);
   const FlatSlice& destination = schedule.destination(move);
-  if (move.contiguous && !buffers.stream) {
-    const int64_t item = schedule.header().item_size;
-    std::memcpy(buffers.AddressOf(destination) + part.begin * item,
-                buffers.AddressOf(schedule.source(move, 0)) + part.begin * item,
-                static_cast<size_t>((part.end - part.begin) * item));
-    return;
-  }
   const char* few_sources[kFew];
   const int64_t* few_strides[kFew];
   std::vector<const char*> many_sources;
@@ -51,7 +43,7 @@ void RunPart(const ScheduleView& schedule, const FlatPart& part, const Buffers& 
                            move.num_sources,
                            schedule.numbers(move.extents),
                            move.contiguous != 0,
-                           buffers.AddressOf(destination),
+                           buffers.At(destination),
                            schedule.numbers(destination.strides),
                            sources,
                            strides};

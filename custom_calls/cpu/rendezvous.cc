@@ -93,26 +93,39 @@ void Rendezvous::RunMoves() {
   const double traffic_bytes = schedule.header().traffic_bytes;
   const Buffers buffers = {buffers_.data(), scratch_.data(), traffic_bytes > kStreamBytes};
   if (traffic_bytes < kInlineBytes) {
-    Tasks(schedule, flags_.get(), buffers, exchange_->workers_per_rank).RunAlone();
+    RunAlone(schedule, flags_.get(), buffers);
     return EndAll();
   }
   pool_.Share(std::make_shared<Moves>(shared_from_this(), buffers),
               static_cast<int64_t>(traffic_bytes / kWorthWakingBytes) - 1);
 }
 
-// Ends the calls of all ranks that are here. No lock: they have all arrived, or no more will be let in.
+// Has the calls of all ranks that are here ended. No lock: they have all arrived, or no more will be let in.
 void Rendezvous::EndAll() {
   const ScheduleView schedule = exchange_->schedule.view();
-  std::vector<std::unique_ptr<Ending>> ending;
-  ending.reserve(calls_.size());
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (!calls_[rank]) continue;
     if (!failure_) exchange_->counters[rank]->bytes_received += schedule.rank(rank).bytes_received;
     calls_[rank]->failure = failure_;
-    ending.push_back(std::move(calls_[rank]));
   }
   if (!failure_) closed_();
-  pool_.Complete(std::move(ending), std::shared_ptr<std::atomic<int64_t>>(exchange_, &exchange_->continuation_ns));
+  pool_.Complete(shared_from_this());
+}
+
+bool Rendezvous::EndNext() {
+  while (true) {
+    const size_t rank = next_to_end_.fetch_add(1, std::memory_order_relaxed);
+    if (rank >= calls_.size()) return false;
+    if (!calls_[rank]) continue;
+    const std::unique_ptr<RankCall> call = std::move(calls_[rank]);
+    call->End();
+    return true;
+  }
+}
+
+int64_t Rendezvous::num_left() const {
+  return std::max<int64_t>(0, static_cast<int64_t>(calls_.size()) -
+                                  static_cast<int64_t>(next_to_end_.load(std::memory_order_relaxed)));
 }
 
 void Rendezvous::Fail(const Failure& failure) {

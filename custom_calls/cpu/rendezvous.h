@@ -27,17 +27,21 @@ struct Failure {
 };
 
 // One rank's call of the exchange.
-class RankCall : public Ending {
+class RankCall {
  public:
+  virtual ~RankCall() = default;
+  // Ends the call, once: what XLA does next on the rank then runs.
+  virtual void End() = 0;
+
   std::vector<char*> buffers;      // inputs, then outputs, in the order of the program
   std::optional<Failure> failure;  // what `End` is to tell the caller
 };
 
-class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
+class Rendezvous : public Endings, public std::enable_shared_from_this<Rendezvous> {
  public:
   // `closed` is called once, when the moves are done.
   Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& pool, std::function<void()> closed);
-  ~Rendezvous();
+  ~Rendezvous() override;
 
   // Brings in `rank`, whose call ends when the moves are done: other ranks may read its buffers until then. The last
   // to arrive does its share of the moves.
@@ -51,6 +55,10 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::optional<Failure> Overdue(int64_t deadline_ns, double timeout_s);
 
   const Exchange& exchange() const { return *exchange_; }
+
+  bool EndNext() override;
+  int64_t num_left() const override;
+  std::atomic<int64_t>& typical_ns() override { return exchange_->continuation_ns; }
 
  private:
   class Moves;
@@ -74,6 +82,9 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::vector<char* const*> buffers_;             // by rank, then by slot
   int32_t num_arrived_ = 0;
   std::optional<Failure> failure_;
+
+  // Once they have ended: the ranks before this one have been told, or never came.
+  std::atomic<size_t> next_to_end_{0};
 };
 
 }  // namespace einsummable::cpu

@@ -7,11 +7,13 @@
 namespace einsummable::cpu {
 
 Tasks::Tasks(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers, int32_t workers_per_rank) {
+  const bool alone = workers_per_rank == 1;
   tasks_.reserve(static_cast<size_t>(schedule.header().num_participants * workers_per_rank));
   for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
     if (!schedule.Participates(rank)) continue;
     for (int32_t worker = 0; worker < workers_per_rank; ++worker) {
-      tasks_.emplace_back(Worker<Memory>(schedule, rank, worker, workers_per_rank), Memory(buffers, flags, rank));
+      tasks_.emplace_back(Worker<Memory>(schedule, rank, worker, workers_per_rank),
+                          Memory(buffers, flags, rank, alone));
     }
   }
   left_.store(tasks_.size(), std::memory_order_relaxed);
@@ -40,16 +42,20 @@ bool Tasks::Run() {
   return false;
 }
 
-void Tasks::RunAlone() {
+void RunAlone(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers) {
   const FloatMode mode(Denormals::kKeep);
-  size_t left = tasks_.size();
-  while (left > 0) {
-    for (Task& task : tasks_) {
-      if (task.taken.load(std::memory_order_relaxed)) continue;
-      if (task.worker.Advance(task.memory) != Outcome::kDone) continue;
-      task.taken.store(true, std::memory_order_relaxed);
-      --left;
+  thread_local std::vector<Worker<Memory>> workers;  // kept for its memory
+  workers.clear();
+  for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
+    if (schedule.Participates(rank)) workers.emplace_back(schedule, rank, 0, 1);
+  }
+  for (size_t left = workers.size(); left > 0;) {
+    size_t blocked = 0;
+    for (size_t i = 0; i < left; ++i) {
+      Memory memory(buffers, flags, workers[i].rank(), /*alone=*/true);
+      if (workers[i].Advance(memory) != Outcome::kDone) workers[blocked++] = workers[i];
     }
+    left = blocked;
   }
 }
 

@@ -18,9 +18,6 @@ class Tasks {
   // Advances workers, together with other threads that do the same, until all are done. True in one of these threads.
   bool Run();
 
-  // The same by this thread alone.
-  void RunAlone();
-
  private:
   struct Task {
     Worker<Memory> worker;
@@ -35,5 +32,8 @@ class Tasks {
   std::atomic<uint64_t> next_{0};
   std::atomic<uint64_t> left_;
 };
+
+// The same with one worker for each rank, by this thread alone.
+void RunAlone(const ScheduleView& schedule, RankFlags* flags, const Buffers& buffers);
 
 }  // namespace einsummable::cpu
