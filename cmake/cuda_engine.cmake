@@ -47,14 +47,13 @@ add_library(einsummable_cuda SHARED
   "${ENGINE_DIR}/cuda/runtime_api.cc")
 target_include_directories(einsummable_cuda PRIVATE "${ENGINE_DIR}")
 target_include_directories(einsummable_cuda SYSTEM PRIVATE "${JAXLIB_DIR}/include" ${CUDAToolkit_INCLUDE_DIRS})
-# No contraction to fused multiply-adds: results are those of the CPU's engine.
+# No contraction to fused multiply-adds: results are those of the CPU's engine. The language standard is spelled out for
+# versions of CMake that know nothing of it in CUDA.
 target_compile_options(einsummable_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false;--threads=0;SHELL:-Werror all-warnings;SHELL:-Xcompiler -Wall,-Wextra>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-fmad=false;--threads=0;SHELL:-Werror all-warnings;SHELL:-Xcompiler -Wall,-Wextra>")
 target_link_libraries(einsummable_cuda PRIVATE CUDA::cudart_static Threads::Threads)
 set_target_properties(einsummable_cuda PROPERTIES
   CUDA_ARCHITECTURES "${CUDA_TARGETS}"
-  CUDA_RUNTIME_LIBRARY Static
-  CUDA_STANDARD 20
-  CUDA_STANDARD_REQUIRED ON)
+  CUDA_RUNTIME_LIBRARY Static)
 list(APPEND ENGINES einsummable_cuda)

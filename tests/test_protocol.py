@@ -10,7 +10,7 @@ import pytest
 
 SOURCES = Path(__file__).parents[1] / "custom_calls"
 DECODER = ("core/program.cc", "core/schedule.cc")
-KERNELS = ("cpu/float8.cc", "cpu/kernels.cc", "cpu/kernels_dispatch.cc", "cpu/memory.cc", "cpu/tasks.cc")
+KERNELS = ("core/float8.cc", "cpu/kernels.cc", "cpu/kernels_dispatch.cc", "cpu/memory.cc", "cpu/tasks.cc")
 ENGINE = ("cpu/counters.cc", "cpu/engine.cc", "cpu/pool.cc", "cpu/rendezvous.cc")
 
 pytestmark = pytest.mark.skipif(not SOURCES.is_dir(), reason="the engine's sources are not here")

@@ -65,12 +65,12 @@ __device__ __noinline__ void RunWorker(const RankLaunch& launch, void* const* bu
 }
 
 template <int kCapacity>
-__global__ void __launch_bounds__(kThreadsPerBlock, 2)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     ExchangeKernel(const __grid_constant__ Arguments<kCapacity> arguments) {
   RunWorker(arguments.launch, arguments.buffers, static_cast<int32_t>(blockIdx.x));
 }
 
-__global__ void __launch_bounds__(kThreadsPerBlock, 2)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     RanksKernel(const RankLaunch* launches, void* const* const* buffers, int32_t num_workers) {
   const int32_t rank = static_cast<int32_t>(blockIdx.x) / num_workers;
   RunWorker(launches[rank], buffers[rank], static_cast<int32_t>(blockIdx.x) % num_workers);

@@ -1,4 +1,27 @@
 // The memory of the interpreter (`core/interpreter.h`) on a GPU: a worker is a block, a lane a thread of it.
+//
+// Kernels of this kind have failed elsewhere in ways that are known. Why they cannot here:
+//   - Flags of several devices in one word, written without order (vllm PR 2760): each flag is a word of its own, on a
+//     line of its own, written whole by one device with release and read with acquire, both at system scope. A block
+//     counts at system scope too, so that what it wrote to other devices is there before another block publishes.
+//   - A rank goes on while others still read its buffers (aiter issue 3515): no call ends before every rank whose moves
+//     read or write this one's inputs or outputs has published that it is done with them.
+//   - A round's number is an argument of the kernel, which a captured graph repeats, and flags are compared for equality
+//     (aiter PR 3928): the epoch is derived from a count in device memory, and flags only grow and are compared with >=.
+//   - Captured kernels stick when replayed (vllm issue 5854): nothing that a replay would need is kept on the host;
+//     the addresses of buffers, which a captured kernel holds, are announced anew in every call; and no wait is endless.
+//   - Two calls with the same flags at a time (sglang issue 31117): every exchange of an executable has its own flags,
+//     mailboxes and scratch memory, and a token makes XLA run the exchanges of a program one after another.
+//   - Flags zeroed after others know where they are (tvm PR 16797): a channel zeroes them when it is made, and only then
+//     tells where they are.
+//   - Handles for memory that the framework's allocator has mapped page by page (vllm issue 42609): only memory that
+//     the engine itself has got from cudaMalloc is shared between processes.
+//   - Peer access that the driver promises and the machine does not have (vllm issue 51513): before anything runs, every
+//     ordered pair of devices writes and reads words that are then compared.
+//   - A workspace that calls of all sizes share is cleared or used again while others still look at it (as in
+//     TensorRT-LLM's all-reduces; cf. issue 16899): each exchange has scratch memory of its own, as its program says,
+//     made before it first runs, in two copies that take turns; one is written only when all have ended the call that
+//     read it.
 #pragma once
 
 #include <cstdint>
@@ -78,14 +101,14 @@ class RankMemory {
   }
 
   __device__ void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch) {
+    if (part.bytes > 0) {
+      char* const to = Address(schedule, part.destination, epoch);
+      const char* const from = Address(schedule, part.source, epoch);
+      const uint64_t apart = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+      if (apart % kPieceBytes == 0) return CopyRun(to, from, part.bytes);
+    }
     const FlatMove move = schedule.move(part.move);
     const int64_t item = schedule.header().item_size;
-    if (move.contiguous != 0) {
-      char* const to = Address(schedule, schedule.destination(move), epoch) + part.begin * item;
-      const char* const from = Address(schedule, schedule.source(move, 0), epoch) + part.begin * item;
-      const uint64_t apart = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
-      if (apart % kPieceBytes == 0) return CopyRun(to, from, (part.end - part.begin) * item);
-    }
     const int64_t* const extents = schedule.numbers(move.extents);
     const int64_t inner = move.rank == 0 ? 1 : extents[move.rank - 1];
     const Region region = {extents, move.rank, inner, part.begin, part.end};
@@ -124,15 +147,15 @@ class RankMemory {
 
   __device__ static int64_t Half(uint64_t epoch) { return static_cast<int64_t>(epoch % 2); }
 
-  __device__ char* Address(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
-    if (slice.slot == FlatSlice::kScratch) {
-      const int64_t copy = static_cast<int64_t>(epoch % kSlots) * schedule.rank(slice.device).scratch_bytes;
-      return peers_[slice.device].scratch + copy + slice.offset;
+  __device__ char* Address(const ScheduleView& schedule, const FlatAddress& place, uint64_t epoch) const {
+    if (place.slot == FlatAddress::kScratch) {
+      const int64_t copy = static_cast<int64_t>(epoch % kSlots) * schedule.rank(place.device).scratch_bytes;
+      return peers_[place.device].scratch + copy + place.offset;
     }
-    if (slice.device == view_.rank) return static_cast<char*>(buffers_[slice.slot]) + slice.offset;
-    const PeerView& peer = peers_[slice.device];
-    const uint64_t address = LoadData(peer.own_mailbox + Half(epoch) * peer.num_slots + slice.slot);
-    return reinterpret_cast<char*>(address) + slice.offset;
+    if (place.device == view_.rank) return static_cast<char*>(buffers_[place.slot]) + place.offset;
+    const PeerView& peer = peers_[place.device];
+    const uint64_t address = LoadData(peer.own_mailbox + Half(epoch) * peer.num_slots + place.slot);
+    return reinterpret_cast<char*>(address) + place.offset;
   }
 
   __device__ Operand OperandOf(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
