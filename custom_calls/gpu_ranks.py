@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,10 @@ import numpy as np
 from einsummable_jax.custom_calls import cuda
 from einsummable_jax.custom_calls.encode import encode
 from einsummable_jax.exchange.program import ExchangeProgram
+
+# Streams that share one of a GPU's queues wait for each other, which kernels that wait for each other must not.
+# CUDA looks at this when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Arrays = Sequence[Sequence[np.ndarray]]
 """For each rank, the contents of its buffers."""
@@ -82,7 +87,7 @@ class GpuRanks:
             for place, array in zip(self.inputs[rank], inputs[rank], strict=True):
                 array = np.ascontiguousarray(array)
                 if array.nbytes:
-                    cuda.call("Copy", place, array.ctypes.data, array.nbytes, self.streams[rank])
+                    self.copy(rank, place, array.ctypes.data, array.nbytes)
                     cuda.call("StreamSynchronize", self.streams[rank])  # or the array may be gone too soon
 
     def launch(self, ranks: Iterable[int] | None = None, swapped: bool = False) -> None:
@@ -134,6 +139,10 @@ class GpuRanks:
         assert handle.value is not None
         return Graph(handle.value)
 
+    def copy(self, rank: int, target: int, source: int, size: int) -> None:
+        """Enqueue a copy of ``size`` bytes on the stream of a rank."""
+        cuda.call("Copy", target, source, size, self.streams[rank])
+
     def delay(self, rank: int, seconds: float) -> None:
         """Keep the stream of a rank busy."""
         cuda.call("Delay", int(seconds * 1e9), self.streams[rank])
@@ -153,7 +162,7 @@ class GpuRanks:
             for place, shape in zip(places, self.program.output_shapes[rank], strict=True):
                 array = np.empty(shape, self.program.dtype)
                 if array.nbytes:
-                    cuda.call("Copy", array.ctypes.data, place, array.nbytes, self.streams[rank])
+                    self.copy(rank, array.ctypes.data, place, array.nbytes)
                 results[rank].append(array)
         self.synchronize()
         if (failure := cuda.failure()) is not None:
@@ -183,9 +192,10 @@ class GpuRanks:
         self.close()
 
     def _buffers(self, rank: int, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-        return [self._allocate(rank, math.prod(shape) * self.program.dtype.itemsize) for shape in shapes]
+        return [self.allocate(rank, math.prod(shape) * self.program.dtype.itemsize) for shape in shapes]
 
-    def _allocate(self, rank: int, size: int) -> int:
+    def allocate(self, rank: int, size: int) -> int:
+        """Memory on the GPU of a rank, for as long as this lives."""
         memory = ctypes.c_void_p()
         cuda.call("Malloc", self.ordinals[rank], max(size, 1), ctypes.byref(memory))
         assert memory.value is not None

@@ -67,7 +67,7 @@ def agree(encoded: np.ndarray, exchange_id: int, name: str, devices: Sequence[ja
                 "jax.distributed.initialize() first"
             )
         places = [(device.process_index, device.local_hardware_id) for device in devices]
-        _try_memory(store, jax.process_index(), places)
+        try_memory(store, jax.process_index(), places)
         connect(store, jax.process_index(), encoded, exchange_id, name, places)
         _open[exchange_id] = encoded.tobytes()
 
@@ -100,8 +100,12 @@ def connect(
     return channel
 
 
-def _try_memory(store: Store, process: int, places: Sequence[tuple[int, int]]) -> None:
-    """Has every process write to, and read from, memory of every other, once for each group of processes."""
+def try_memory(store: Store, process: int, places: Sequence[tuple[int, int]]) -> None:
+    """Has every process write to, and read from, memory of every other, once for each group of processes.
+
+    Raises:
+      CudaEngineError: If what one wrote does not arrive, or what one reads is not what is there.
+    """
     group = tuple(sorted({owner for owner, _ in places}))
     if group in _tried:
         return

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from einsummable_jax.custom_calls import cuda
@@ -27,6 +28,7 @@ _EMULATED = Path(__file__).parent / "emulated_gpu"
 _SOURCES = (
     _EMULATED / "engine.cc",
     _EMULATED / "emulated_gpu.cc",
+    _EMULATED / "ffi_handler.cc",
     ROOT / "custom_calls/cuda/c_api.cc",
     ROOT / "custom_calls/cuda/runtime_api.cc",
 )
@@ -92,11 +94,12 @@ def build_emulated() -> Path:
 
 def _compile(compiler: str, library: Path) -> None:
     flags = ["-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+    includes = [f"-I{_EMULATED}", f"-I{ROOT / 'custom_calls'}", "-isystem", jax.ffi.include_dir()]
     with tempfile.TemporaryDirectory() as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in _SOURCES]
         running = [
             subprocess.Popen(
-                [compiler, *flags, f"-I{_EMULATED}", f"-I{ROOT / 'custom_calls'}", "-c", source, "-o", made],
+                [compiler, *flags, *includes, "-c", source, "-o", made],
                 stderr=subprocess.PIPE,
                 text=True,
             )

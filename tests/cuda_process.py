@@ -1,51 +1,28 @@
 """One of the processes of `test_cuda_processes.py`, with one rank; all are on the first GPU.
 
-python cuda_process.py FOLDER PROCESS PROCESSES LIBRARY CALLS
+python cuda_process.py PORT PROCESS PROCESSES LIBRARY CALLS
 """
 
-import os
 import sys
-import time
 from pathlib import Path
 
+import jax
 import numpy as np
 from exchange_programs import all_reduce, assert_same, interpret, random_array
 
+from einsummable_jax._compat import coordination_client
 from einsummable_jax.custom_calls import cuda, encode, processes
 from einsummable_jax.custom_calls.gpu_ranks import GpuRanks
 from einsummable_jax.exchange.staged import staged
 
 
-class FolderStore:
-    """A key-value store in a folder, as `jax.distributed`'s."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        path = self._path(key)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(value)
-        unfinished.rename(path)
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        deadline = time.monotonic() + timeout_in_ms / 1e3
-        while not self._path(key).exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(key)
-            time.sleep(0.005)
-        return self._path(key).read_bytes()
-
-    def _path(self, key: str) -> Path:
-        return self._folder / key.replace("/", "_")
-
-
-def main(folder: str, process: int, count: int, library: str, calls: int) -> None:
+def main(port: int, process: int, count: int, library: str, calls: int) -> None:
     if library:
         cuda.find = lambda *_: Path(library)
-    store, places = FolderStore(Path(folder)), [(owner, 0) for owner in range(count)]
+    jax.distributed.initialize(f"localhost:{port}", count, process)
+    store, places = coordination_client(), [(owner, 0) for owner in range(count)]
     cuda.set_up([0], process)
-    processes._try_memory(store, process, places)
+    processes.try_memory(store, process, places)
     for exchange_id, n in ((1, 1000), (2, 50_000)):
         original = all_reduce(count, n)
         program = staged(original)
@@ -60,4 +37,4 @@ def main(folder: str, process: int, count: int, library: str, calls: int) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

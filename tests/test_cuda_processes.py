@@ -1,6 +1,7 @@
 """Exchanges between processes through CUDA's inter-process memory, on a real GPU and on an emulated one."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,17 @@ from einsummable_jax.custom_calls import cuda, encode
 
 
 @pytest.mark.parametrize("engine", [emulated, real], ids=["emulated", "real"])
-def test_processes_exchange_through_memory_of_each_other(engine, tmp_path: Path):
+def test_processes_exchange_through_memory_of_each_other(engine):
     with engine() as gpus:
         count, calls = (3, 20) if gpus.emulated else (2, 200)
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, Path(__file__).parent / "cuda_process.py", tmp_path]
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, str(Path(__file__).parent / "cuda_process.py"), str(port)]
         running = [
             subprocess.Popen(
-                [*map(str, command), str(process), str(count), str(gpus.library or ""), str(calls)],
+                [*command, str(process), str(count), str(gpus.library or ""), str(calls)],
                 env={**os.environ, "PYTHONPATH": path},
                 stderr=subprocess.PIPE,
                 text=True,

@@ -225,6 +225,65 @@ def test_delays(gpus: Gpus):
             assert_outputs(ranks.read(), program, inputs)
 
 
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_buffers_are_the_callers_again_when_a_call_ends(gpus: Gpus, kind):
+    """Though one rank comes late: what follows on a stream may read the outputs and overwrite the inputs."""
+    program, rng = COLLECTIVES[kind](3, 36, "int32"), np.random.default_rng()
+    with GpuRanks(program, gpus.ordinals(3, spread=True)) as ranks:
+        (size_in,), (size_out,) = _sizes(program.input_shapes[0]), _sizes(program.output_shapes[0])
+        spare = [ranks.allocate(rank, size_out) for rank in range(3)]
+        other = [ranks.allocate(rank, size_in) for rank in range(3)]
+        for late in range(3):
+            inputs = random_inputs(program, rng)
+            ranks.write(inputs)
+            ranks.delay(late, 0.05)
+            ranks.launch()
+            for rank in range(3):
+                ranks.copy(rank, spare[rank], ranks.outputs[rank][0], size_out)
+                ranks.copy(rank, ranks.inputs[rank][0], other[rank], size_in)
+                ranks.copy(rank, ranks.outputs[rank][0], other[rank], min(size_in, size_out))
+            ranks.synchronize()
+            for rank in range(3):
+                ranks.copy(rank, ranks.outputs[rank][0], spare[rank], size_out)
+            assert_outputs(ranks.read(), program, inputs)
+
+
+def test_scratch_memory_is_kept_until_others_have_read_it(gpus: Gpus):
+    """Rank 0 ends its call, and goes on to the next, while rank 1 has yet to read what it holds for it."""
+    n, rng = 64, np.random.default_rng()
+    full = Box.full((n,))
+    held = [Slice(rank, Space.SCRATCH, 0, full) for rank in range(2)]
+    rounds = [
+        [Move((source(rank, full),), held[rank]) for rank in range(2)],
+        [Move(tuple(held), target(1, full), Monoid.SUM)],
+    ]
+    program = same_shapes(2, "int32", [(n,)], [(n,)], rounds, scratch=[(n,)])
+    calls, size = 5, 4 * n
+    with GpuRanks(program, gpus.ordinals(2, spread=True)) as ranks:
+        inputs = [random_inputs(program, rng) for _ in range(calls)]
+        given = [[ranks.allocate(rank, size) for rank in range(2)] for _ in range(calls)]
+        found = [ranks.allocate(1, size) for _ in range(calls)]
+        for arrays, places in zip(inputs, given, strict=True):
+            ranks.write(arrays)
+            for rank in range(2):
+                ranks.copy(rank, places[rank], ranks.inputs[rank][0], size)
+            ranks.synchronize()
+        for call in range(calls):
+            for rank in range(2):
+                ranks.copy(rank, ranks.inputs[rank][0], given[call][rank], size)
+            ranks.delay(1, 0.03)
+            ranks.launch()
+            ranks.copy(1, found[call], ranks.outputs[1][0], size)
+        ranks.synchronize()
+        for arrays, place in zip(inputs, found, strict=True):
+            ranks.copy(1, ranks.outputs[1][0], place, size)
+            np.testing.assert_array_equal(ranks.read()[1][0], arrays[0][0] + arrays[1][0])
+
+
+def _sizes(shapes) -> list[int]:
+    return [4 * int(np.prod(shape)) for shape in shapes]
+
+
 def test_a_missing_rank_is_named_and_leaves_no_results(gpus: Gpus, short_timeout):
     program, rng = all_reduce(3, 100, "float32"), np.random.default_rng()
     with GpuRanks(program, gpus.ordinals(3, spread=True), exchange_id=77) as ranks:
@@ -248,7 +307,7 @@ def test_a_missing_rank_is_named_and_leaves_no_results(gpus: Gpus, short_timeout
 
 def _output(ranks: GpuRanks, rank: int) -> np.ndarray:
     array = np.empty(ranks.program.output_shapes[rank][0], ranks.program.dtype)
-    cuda.call("Copy", array.ctypes.data, ranks.outputs[rank][0], array.nbytes, ranks.streams[rank])
+    ranks.copy(rank, array.ctypes.data, ranks.outputs[rank][0], array.nbytes)
     ranks.synchronize()
     return array
 

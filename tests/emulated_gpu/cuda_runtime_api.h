@@ -46,6 +46,8 @@ struct Graph;
 void Yield();
 uint64_t ClockNs();
 [[noreturn]] void Trap(const char* what);
+// A stream on which what is enqueued is done at once.
+Stream* ImmediateStream();
 // Runs the blocks of a kernel, each thread of which does `thread`.
 cudaError_t Enqueue(Stream* stream, unsigned blocks, unsigned threads, std::function<void()> thread);
 

@@ -165,7 +165,7 @@ struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
-  bool busy = false, ending = false;
+  bool busy = false, ending = false, immediate = false;
   Graph* capture = nullptr;
   std::thread worker{[this] { Work(); }};
 
@@ -189,6 +189,7 @@ struct Stream {
       capture->branches[this].push_back({std::move(task)});
       return;
     }
+    if (immediate) return task();
     std::lock_guard lock(mutex);
     tasks.push_back(std::move(task));
     changed.notify_all();
@@ -213,6 +214,12 @@ uint64_t ClockNs() {
 void Trap(const char* what) {
   std::fprintf(stderr, "emulated GPU: %s\n", what);
   std::abort();
+}
+
+Stream* ImmediateStream() {
+  auto* const stream = new Stream;
+  stream->immediate = true;
+  return stream;
 }
 
 cudaError_t Enqueue(Stream* stream, unsigned blocks, unsigned threads, std::function<void()> thread) {
