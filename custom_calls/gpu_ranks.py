@@ -15,7 +15,7 @@ from einsummable_jax.custom_calls import cuda
 from einsummable_jax.custom_calls.encode import encode
 from einsummable_jax.exchange.program import ExchangeProgram
 
-# Streams that share one of a GPU's queues wait for each other, which kernels that wait for each other must not.
+# Streams that share one of a GPU's queues wait for each other, which ranks that wait for each other must not.
 # CUDA looks at this when it starts.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 

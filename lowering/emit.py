@@ -17,9 +17,9 @@ from jax import lax
 from einsummable_jax.custom_calls import exchange_call, new_token
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
+from einsummable_jax.layout import Monoid
 from einsummable_jax.lowering.shard_program import (
     BoxView,
-    CountOnce,
     EmptyStep,
     ExchangeStep,
     KernelStep,
@@ -27,6 +27,7 @@ from einsummable_jax.lowering.shard_program import (
     Offset,
     PackStep,
     ShardProgram,
+    SpreadStep,
     TakeStep,
     UnpackStep,
 )
@@ -143,6 +144,15 @@ class _Emitter:
     def empty(self, step: EmptyStep) -> None:
         self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
 
+    def spread(self, step: SpreadStep) -> None:
+        value = self.buffers[step.source]
+        contribution = _identity(step.monoid, step.shape, value.dtype)
+        if value.size:
+            own = self.only_if(step.counts, step.monoid, value)
+            starts = list(map(self.offset, step.box.starts))
+            contribution = lax.dynamic_update_slice(contribution, own, starts) if starts else own
+        self.buffers[step.result] = contribution
+
     def kernel(self, step: KernelStep) -> None:
         operation = self.graph.operations[step.operation]
         call = LocalCall(
@@ -154,7 +164,7 @@ class _Emitter:
         operands = self._kernel_operands(step)
         if step.once is not None:
             for position in step.once.operands:
-                operands[position] = self.counted(step.once, operands[position])
+                operands[position] = self.only_if(step.once.counts, step.once.monoid, operands[position])
         values = operation.spec.kernel(call, *operands)
         for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
             expected = (box.shape, self.graph.tensors[tensor].dtype)
@@ -165,12 +175,12 @@ class _Emitter:
                 )
             self.buffers[buffer] = value
 
-    def counted(self, once: CountOnce, operand: Any) -> Any:
-        """A final operand as this call's contribution has it: whole, or the identity in its place."""
-        identity = jnp.full(operand.shape, once.monoid.identity(operand.dtype), operand.dtype)
-        if isinstance(once.counts, int):
-            return operand if once.counts else identity
-        return lax.select(self.offset(once.counts) == 1, operand, identity)
+    def only_if(self, counts: Offset, monoid: Monoid, value: Any) -> Any:
+        """A final value as one contribution has it: as it is where ``counts`` is 1, else the identity."""
+        identity = _identity(monoid, value.shape, value.dtype)
+        if isinstance(counts, int):
+            return value if counts else identity
+        return lax.select(self.offset(counts) == 1, value, identity)
 
     def _kernel_operands(self, step: KernelStep) -> list[Any]:
         """The operands; those that a recomputation starts from depend on what it has to wait for."""
@@ -232,6 +242,10 @@ class _Emitter:
         return inside
 
 
+def _identity(monoid: Monoid, shape: Sequence[int], dtype: Any) -> Any:
+    return jnp.full(shape, monoid.identity(dtype), dtype)
+
+
 def _tie(token: Any, value: Any) -> Any:
     """``value``, made to depend on ``token``, which is positive.
 
@@ -262,6 +276,7 @@ def _zero_unless(condition: Any, value: Any) -> Any:
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
+    SpreadStep: _Emitter.spread,
     TakeStep: _Emitter.take,
     UnpackStep: _Emitter.unpack,
     PackStep: _Emitter.pack,

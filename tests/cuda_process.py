@@ -8,7 +8,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from exchange_programs import all_reduce, assert_same, interpret, random_array
+from exchange_calls import assert_same, random_array
+from exchange_programs import all_reduce, interpret
 
 from einsummable_jax._compat import coordination_client
 from einsummable_jax.custom_calls import cuda, encode, processes

@@ -176,36 +176,6 @@ def _exceeds(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(real_a == real_b, np.imag(a) > np.imag(b), real_a > real_b)
 
 
-def random_array(rng: np.random.Generator, shape, dtype: np.dtype) -> np.ndarray:
-    if dtype.kind in "biu":
-        low, high = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if dtype.kind == "b":
-            return rng.integers(low, high, shape).astype(dtype)
-        return rng.integers(low, high, shape, dtype=dtype, endpoint=True)
-    if dtype.name == "float8_e8m0fnu":
-        return np.exp2(rng.integers(-20, 20, shape)).astype(dtype)
-    values = rng.standard_normal(shape) * rng.choice([0.01, 1, 3], shape)
-    if dtype.kind == "c":
-        return (values + 1j * rng.standard_normal(shape)).astype(dtype)
-    special = rng.random(shape)
-    if dtype.name != "float8_e4m3b11fnuz":
-        values[special < 0.03] = np.nan
-    values[(special > 0.03) & (special < 0.06)] = 1e30
-    with np.errstate(all="ignore"):
-        return values.astype(dtype)
-
-
-def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
-    assert actual.dtype == expected.dtype
-    if expected.dtype.kind == "c":
-        tolerance = 1e-5 if expected.dtype.itemsize == 8 else 1e-12
-        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-    elif expected.dtype.kind in "biu":
-        np.testing.assert_array_equal(actual, expected)
-    else:
-        np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
-
-
 CASES = [
     (name, monoid) for name in DTYPE_CODES for monoid in (None, *Monoid) if admits(monoid, np.dtype(name))
 ]

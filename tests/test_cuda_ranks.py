@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from cuda_engines import Gpus, emulated, real
 from demands import demands
+from exchange_calls import assert_same, random_array
 from exchange_interpreter import random_contents
 from exchange_programs import (
     CASES,
     all_gather,
     all_reduce,
     all_to_all,
-    assert_same,
     box_moves,
     interpret,
-    random_array,
     reduce_scatter,
     same_shapes,
     source,
