@@ -1,4 +1,4 @@
-"""The computations of the test set of plans that a mesh cannot give, at any size."""
+"""The computations of the test set of plans that a mesh cannot give, and others like them, at any size."""
 
 from __future__ import annotations
 
@@ -128,6 +128,41 @@ def accumulated_gradient(steps: int, tokens: int, rows: int, columns: int) -> Pr
         return jax.lax.scan(step, jnp.zeros((rows, columns), jnp.float32), (xs, gs))[0]
 
     return _program(gradient, jnp.float32, (steps, tokens, rows), (steps, tokens, columns))
+
+
+def accumulated_onto(steps: int, tokens: int, rows: int, columns: int) -> Program:
+    """The same onto a value that is given, fading from step to step."""
+
+    def gradient(total: jax.Array, xs: jax.Array, gs: jax.Array) -> jax.Array:
+        def step(total: jax.Array, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            x, g = batch
+            return 0.9 * total + x.T @ g, None
+
+        return jax.lax.scan(step, total, (xs, gs))[0]
+
+    return _program(gradient, jnp.float32, (rows, columns), (steps, tokens, rows), (steps, tokens, columns))
+
+
+def scanned_loss_gradient(steps: int, tokens: int, rows: int, columns: int) -> Program:
+    """The gradient of a loss, summed over the micro-batches of a scan, with respect to a weight."""
+
+    def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
+        def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return total + jnp.sum(jnp.tanh(x @ w) ** 2), None
+
+        return jax.lax.scan(step, jnp.float32(0.0), xs)[0]
+
+    return _program(jax.grad(loss), jnp.float32, (rows, columns), (steps, tokens, rows))
+
+
+def running_maximum(steps: int, tokens: int, columns: int) -> Program:
+    """The largest entry of each column over the micro-batches of a scan."""
+
+    def largest(xs: jax.Array) -> jax.Array:
+        first = jnp.full((columns,), -jnp.inf, jnp.float32)
+        return jax.lax.scan(lambda top, x: (jnp.maximum(top, x.max(axis=0)), None), first, xs)[0]
+
+    return _program(largest, jnp.float32, (steps, tokens, columns))
 
 
 def sliced_product(m: int, k: int, n: int, kept: int) -> Program:

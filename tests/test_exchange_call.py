@@ -18,11 +18,12 @@ from exchange_programs import (
     same_shapes,
     source,
     target,
+    uneven_gather,
 )
 
 from einsummable_jax import custom_calls
 from einsummable_jax.custom_calls import engine, new_token
-from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
+from einsummable_jax.exchange.program import Move, Space
 from einsummable_jax.layout import Box, Monoid
 
 
@@ -141,22 +142,6 @@ def test_inside_scan(n):
     x = np.random.default_rng(0).standard_normal(DEVICES * n).astype(np.float32)
     expected = np.tile(x.reshape(DEVICES, n).mean(0) + 20, DEVICES)
     np.testing.assert_allclose(distributed(local)(place(x)), expected, rtol=1e-5, atol=1e-5)
-
-
-def uneven_gather(devices: int) -> ExchangeProgram:
-    """Device r holds r + 1 elements; each needs the elements of the devices up to itself."""
-    starts = [r * (r + 1) // 2 for r in range(devices + 1)]
-    moves = tuple(
-        Move(
-            (Slice(s, Space.INPUT, 0, Box.full((s + 1,))),),
-            Slice(d, Space.OUTPUT, 0, Box(((starts[s], starts[s + 1]),))),
-        )
-        for d in range(devices)
-        for s in range(d + 1)
-    )
-    inputs = tuple(((r + 1,),) for r in range(devices))
-    outputs = tuple(((starts[r + 1],),) for r in range(devices))
-    return ExchangeProgram(devices, np.dtype("float32"), inputs, outputs, ((),) * devices, (moves,))
 
 
 def test_under_switch_with_shapes_that_differ():

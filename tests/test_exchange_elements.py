@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from exchange_calls import assert_same, random_array, run
 from exchange_programs import (
+    CASES,
     aggregate,
+    box_moves,
     interpret,
     is_narrow_float,
     reduce_scatter,
@@ -16,13 +18,9 @@ from exchange_programs import (
     target,
 )
 
-from einsummable_jax.custom_calls.encode import DTYPE_CODES, admits
+from einsummable_jax.custom_calls.encode import DTYPE_CODES
 from einsummable_jax.exchange.program import Move
 from einsummable_jax.layout import Box, Monoid
-
-CASES = [
-    (name, monoid) for name in DTYPE_CODES for monoid in (None, *Monoid) if admits(monoid, np.dtype(name))
-]
 
 
 @pytest.mark.parametrize(("name", "monoid"), CASES, ids=[f"{n}-{m.value if m else 'copy'}" for n, m in CASES])
@@ -68,28 +66,6 @@ def test_narrow_floats_round_as_ml_dtypes_does(name):
     actual = np.concatenate([outputs[0] for outputs in run(program, inputs)])
     assert is_narrow_float(dtype)
     assert_same(actual, aggregate(Monoid.SUM, [inputs[0][0], inputs[1][0]], dtype))
-
-
-@st.composite
-def box_moves(draw):
-    """A program of random boxes, with disjoint destinations, over buffers of up to four dimensions."""
-    ndim = draw(st.integers(0, 4))
-    shape = tuple(draw(st.integers(1, 6)) for _ in range(ndim))
-    devices = draw(st.integers(1, 4))
-    extents = tuple(draw(st.integers(1, n)) for n in shape)
-    moves = []
-    for device in range(devices):
-        starts = [
-            [draw(st.integers(0, n - e)) for n, e in zip(shape, extents, strict=True)] for _ in range(4)
-        ]
-        count = draw(st.integers(1, 3))
-        sources = tuple(
-            source(draw(st.integers(0, devices - 1)), Box.at(start, extents)) for start in starts[:count]
-        )
-        moves.append(
-            Move(sources, target(device, Box.at(starts[3], extents)), Monoid.SUM if count > 1 else None)
-        )
-    return same_shapes(devices, "int32", [shape], [shape], [moves])
 
 
 @hypothesis.settings(max_examples=40, deadline=None)

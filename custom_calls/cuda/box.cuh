@@ -17,6 +17,7 @@ namespace einsummable::cuda {
 inline constexpr int64_t kPieceBytes = 16;
 // Pieces that a thread loads before it stores the first.
 inline constexpr int kUnroll = 4;
+inline constexpr int kRunUnroll = 8;
 
 // One operand of a move: where the first element of its box is, and the strides in elements.
 struct Operand {
@@ -162,6 +163,29 @@ __device__ __noinline__ void CopySmall(char* to, const char* from, int64_t bytes
   if (bits % 4 == 0) return CopyUnits<uint32_t>(to, from, bytes);
   if (bits % 2 == 0) return CopyUnits<uint16_t>(to, from, bytes);
   CopyUnits<uint8_t>(to, from, bytes);
+}
+
+// One run of memory to another, both with the same distance to a multiple of 16.
+__device__ __noinline__ void CopyRun(char* to, const char* from, int64_t bytes) {
+  const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % kPieceBytes);
+  const int64_t head = before < bytes ? before : bytes;
+  const int64_t tail = (bytes - head) % kPieceBytes;
+  if (threadIdx.x == 0 && head > 0) CopySmall(to, from, head);
+  if (threadIdx.x == blockDim.x - 1 && tail > 0) CopySmall(to + bytes - tail, from + bytes - tail, tail);
+  uint4* const target = reinterpret_cast<uint4*>(to + head);
+  const uint4* const source = reinterpret_cast<const uint4*>(from + head);
+  const int64_t count = (bytes - head) / kPieceBytes, stride = blockDim.x;
+  int64_t i = threadIdx.x;
+#pragma unroll 1
+  for (; i + (kRunUnroll - 1) * stride < count; i += kRunUnroll * stride) {
+    uint4 values[kRunUnroll];
+#pragma unroll
+    for (int u = 0; u < kRunUnroll; ++u) values[u] = LoadData(source + i + u * stride);
+#pragma unroll
+    for (int u = 0; u < kRunUnroll; ++u) StoreData(target + i + u * stride, values[u]);
+  }
+#pragma unroll 1
+  for (; i < count; i += stride) StoreData(target + i, LoadData(source + i));
 }
 
 __device__ __noinline__ void CopyBox(const Region& region, const Operand& destination, const Operand& source, int64_t item) {

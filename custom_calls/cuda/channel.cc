@@ -118,13 +118,16 @@ int32_t Channel::WorkersOf(int32_t rank) const {
   const Range phases = view.rank(rank).phases;
   int32_t most_parts = 1;
   for (int32_t i = phases.begin; i < phases.end; ++i) most_parts = std::max(most_parts, view.phase(i).parts.size());
-  const auto sharing = static_cast<int32_t>(std::count(devices_.begin(), devices_.end(), devices_[rank]));
-  const int32_t resident = devices_[rank]->resident_blocks() / sharing;
+  const int32_t resident = devices_[rank]->resident_blocks() / SharersOf(rank);
   if (resident == 0) {
-    throw std::invalid_argument(title_ + ": " + std::to_string(sharing) + " ranks are too many for one GPU, which runs " +
+    throw std::invalid_argument(title_ + ": " + std::to_string(SharersOf(rank)) + " ranks are too many for one GPU, which runs " +
                                 std::to_string(devices_[rank]->resident_blocks()) + " blocks at a time");
   }
   return std::min(most_parts, resident);
+}
+
+int32_t Channel::SharersOf(int32_t rank) const {
+  return static_cast<int32_t>(std::count(devices_.begin(), devices_.end(), devices_[rank]));
 }
 
 void Channel::Connect(int32_t rank, const Endpoint& endpoint) { endpoints_[rank] = endpoint; }

@@ -62,9 +62,11 @@ class Channel {
   int64_t exchange_id() const { return exchange_id_; }
   // A number that no other channel of the process has.
   int64_t number() const { return number_; }
-  Device* device(int32_t rank) const { return devices_[rank]; }
+  Device* device(int32_t rank) const { return devices_[rank]; }  // null for a rank of another process
   int32_t num_workers(int32_t rank) const { return ranks_[rank].launch.view.num_workers; }
   bool Participates(int32_t rank) const { return schedule_->view().Participates(rank); }
+  // How many ranks its device runs.
+  int32_t SharersOf(int32_t rank) const;
 
   const Endpoint& endpoint(int32_t rank) const { return endpoints_[rank]; }
   void Connect(int32_t rank, const Endpoint& endpoint);

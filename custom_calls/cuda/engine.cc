@@ -147,7 +147,8 @@ std::string Engine::Describe(const Device& device) {
   message << (channel ? channel->title() : "an exchange that no longer exists") << " on device rank " << status.rank
           << " (GPU " << device.ordinal() << "): ";
   const auto num_steps = channel ? static_cast<uint64_t>(channel->schedule().view().header().num_steps) : 1;
-  const uint64_t step = status.stamp % num_steps, call = status.stamp / num_steps;
+  // Steps count from 1, calls from 0.
+  const uint64_t step = (status.stamp - 1) % num_steps + 1, call = (status.stamp - 1) / num_steps;
   switch (ReasonOf(status)) {
     case Reason::kMissingRank:
       message << "within " << timeout_s_ << " s device rank " << status.peer

@@ -14,6 +14,10 @@ namespace {
 constexpr int64_t kCachedScheduleBytes = 24 << 10;
 constexpr int kCachedPeers = 32;
 
+struct alignas(16) ScheduleCache {
+  char bytes[kCachedScheduleBytes];
+};
+
 template <int kCapacity>
 struct Arguments {
   RankLaunch launch;
@@ -29,7 +33,7 @@ __device__ void CopyToShared(void* to, const void* from, int64_t bytes) {
 
 // One block's part of one rank's call. Not inlined: one body serves all kernels.
 __device__ __noinline__ void RunWorker(const RankLaunch& launch, void* const* buffers, int32_t worker) {
-  __shared__ alignas(16) char schedule_cache[kCachedScheduleBytes];
+  __shared__ ScheduleCache schedule_cache;
   __shared__ PeerView peer_cache[kCachedPeers];
   __shared__ BlockCache block_cache;
   const void* block = launch.schedule;
@@ -38,8 +42,8 @@ __device__ __noinline__ void RunWorker(const RankLaunch& launch, void* const* bu
   const int64_t schedule_bytes = header->bytes;
   const int32_t num_ranks = header->num_ranks;
   if (schedule_bytes <= kCachedScheduleBytes) {
-    CopyToShared(schedule_cache, block, schedule_bytes);
-    block = schedule_cache;
+    CopyToShared(schedule_cache.bytes, block, schedule_bytes);
+    block = schedule_cache.bytes;
   }
   if (num_ranks <= kCachedPeers) {
     CopyToShared(peer_cache, peers, num_ranks * static_cast<int64_t>(sizeof(PeerView)));
@@ -48,22 +52,25 @@ __device__ __noinline__ void RunWorker(const RankLaunch& launch, void* const* bu
   __syncthreads();
   const ScheduleView schedule(block);
   RankMemory memory(schedule, launch.view, peers, buffers, block_cache);
-  if (worker == 0 && threadIdx.x == 32 && launch.rank_operand != nullptr) {
-    const auto rank = static_cast<int32_t>(LoadData(reinterpret_cast<const uint32_t*>(launch.rank_operand)));
+  // By threads that have little else to do.
+  if (worker == 0 && memory.Lane() == memory.Lanes() - 1 && launch.rank_operand != nullptr) {
+    const int32_t rank = *launch.rank_operand;
     if (rank != launch.view.rank) memory.Fail(Reason::kWrongRank, rank, 0);
   }
-  if (worker == 0 && threadIdx.x == 64 && launch.token_out != launch.token_in) *launch.token_out = *launch.token_in;
+  if (worker == 0 && memory.Lane() == memory.Lanes() / 2 && launch.token_out != launch.token_in) {
+    *launch.token_out = *launch.token_in;
+  }
   Worker<RankMemory> state(schedule, launch.view.rank, worker, launch.view.num_workers);
   if (state.Advance(memory) == Outcome::kFailed) memory.SpoilOutputs(worker);
 }
 
 template <int kCapacity>
-__global__ void __launch_bounds__(kThreadsPerBlock, 2)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     ExchangeKernel(const __grid_constant__ Arguments<kCapacity> arguments) {
   RunWorker(arguments.launch, arguments.buffers, static_cast<int32_t>(blockIdx.x));
 }
 
-__global__ void __launch_bounds__(kThreadsPerBlock, 2)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     RanksKernel(const RankLaunch* launches, void* const* const* buffers, int32_t num_workers) {
   const int32_t rank = static_cast<int32_t>(blockIdx.x) / num_workers;
   RunWorker(launches[rank], buffers[rank], static_cast<int32_t>(blockIdx.x) % num_workers);
@@ -88,13 +95,25 @@ constexpr auto kFew = ExchangeKernel<kFewBuffers>;
 constexpr auto kMany = ExchangeKernel<kMaxBuffers>;
 static_assert(sizeof(Arguments<kMaxBuffers>) <= 4096);
 
+template <typename Kernel, typename... Arguments>
+void Enqueue(Kernel kernel, int blocks, int threads, bool cooperative, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = cooperative ? 1 : 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  EINSUMMABLE_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
 template <int kCapacity>
-void Launch(const RankLaunch& launch, const std::vector<void*>& buffers, cudaStream_t stream) {
+void Launch(const RankLaunch& launch, const std::vector<void*>& buffers, bool cooperative, cudaStream_t stream) {
   Arguments<kCapacity> arguments = {launch, {}};
   std::copy(buffers.begin(), buffers.end(), arguments.buffers);
-  void* pointers[] = {&arguments};
-  EINSUMMABLE_CHECK_CUDA(cudaLaunchCooperativeKernel(ExchangeKernel<kCapacity>, dim3(launch.view.num_workers), dim3(kThreadsPerBlock),
-                                    pointers, 0, stream));
+  Enqueue(ExchangeKernel<kCapacity>, launch.view.num_workers, kThreadsPerBlock, cooperative, stream, arguments);
 }
 
 }  // namespace
@@ -119,35 +138,30 @@ void LoadKernels() {
   EINSUMMABLE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, DelayKernel));
 }
 
-void LaunchRank(const RankLaunch& launch, const std::vector<void*>& buffers, cudaStream_t stream) {
-  if (buffers.size() <= kFewBuffers) return Launch<kFewBuffers>(launch, buffers, stream);
-  if (buffers.size() <= kMaxBuffers) return Launch<kMaxBuffers>(launch, buffers, stream);
+void LaunchRank(const RankLaunch& launch, const std::vector<void*>& buffers, bool cooperative, cudaStream_t stream) {
+  if (buffers.size() <= kFewBuffers) return Launch<kFewBuffers>(launch, buffers, cooperative, stream);
+  if (buffers.size() <= kMaxBuffers) return Launch<kMaxBuffers>(launch, buffers, cooperative, stream);
   throw std::invalid_argument("a rank has " + std::to_string(buffers.size()) + " inputs and outputs, at most " +
                               std::to_string(kMaxBuffers) + " are supported on a GPU");
 }
 
 void LaunchRanks(const RankLaunch* launches, void* const* const* buffers, int num_ranks, int num_workers,
                  cudaStream_t stream) {
-  int32_t workers = num_workers;
-  void* pointers[] = {&launches, &buffers, &workers};
-  EINSUMMABLE_CHECK_CUDA(cudaLaunchCooperativeKernel(RanksKernel, dim3(num_ranks * num_workers), dim3(kThreadsPerBlock), pointers, 0,
-                                    stream));
+  Enqueue(RanksKernel, num_ranks * num_workers, kThreadsPerBlock, /*cooperative=*/true, stream, launches, buffers,
+          static_cast<int32_t>(num_workers));
 }
 
 void LaunchWrite(int32_t* word, int32_t value, cudaStream_t stream) {
-  WriteKernel<<<1, 1, 0, stream>>>(word, value);
-  EINSUMMABLE_CHECK_CUDA(cudaGetLastError());
+  Enqueue(WriteKernel, 1, 1, /*cooperative=*/false, stream, word, value);
 }
 
 void LaunchProbe(uint32_t* remote, const uint32_t* source, uint32_t* local, int words, uint32_t pattern,
                  cudaStream_t stream) {
-  ProbeKernel<<<1, 256, 0, stream>>>(remote, source, local, words, pattern);
-  EINSUMMABLE_CHECK_CUDA(cudaGetLastError());
+  Enqueue(ProbeKernel, 1, kThreadsPerBlock, /*cooperative=*/false, stream, remote, source, local, words, pattern);
 }
 
 void LaunchDelay(uint64_t ns, cudaStream_t stream) {
-  DelayKernel<<<1, 1, 0, stream>>>(ns);
-  EINSUMMABLE_CHECK_CUDA(cudaGetLastError());
+  Enqueue(DelayKernel, 1, 1, /*cooperative=*/false, stream, ns);
 }
 
 }  // namespace einsummable::cuda

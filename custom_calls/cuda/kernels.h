@@ -32,8 +32,9 @@ int ResidentBlocks(int device);
 // Loads every kernel on the current device, so that no launch has to.
 void LoadKernels();
 
-// The ranks of one call that share a device; each is a group of `view.num_workers` blocks, `launches` of them.
-void LaunchRank(const RankLaunch& launch, const std::vector<void*>& buffers, cudaStream_t stream);
+// One rank. `cooperative`: CUDA sees to it that all blocks are resident together. Where several ranks share a device that is not
+// enough, and whoever launches them sees to it that all together are.
+void LaunchRank(const RankLaunch& launch, const std::vector<void*>& buffers, bool cooperative, cudaStream_t stream);
 
 // Several ranks in one launch, all with the same number of workers. In device memory: `launches`, and for rank i the
 // addresses of its buffers from `buffers[i]` on.

@@ -26,6 +26,7 @@ class ProbeBoard {
   ProbeBoard(const ProbeBoard&) = delete;
   ProbeBoard& operator=(const ProbeBoard&) = delete;
 
+  Device& device() const { return device_; }
   char* address() const { return block_.address; }
   // What is wrong with the board of `other`, mapped at `remote`: it is written to, and read.
   std::string Try(int other, char* remote);

@@ -1,4 +1,27 @@
 // The memory of the interpreter (`core/interpreter.h`) on a GPU: a worker is a block, a lane a thread of it.
+//
+// Kernels of this kind have failed elsewhere in ways that are known. Why they cannot here:
+//   - Flags of several devices in one word, written without order (vllm PR 2760): each flag is a word of its own, on a
+//     line of its own, written whole by one device with release and read with acquire, both at system scope. A block
+//     counts at system scope too, so that what it wrote to other devices is there before another block publishes.
+//   - A rank goes on while others still read its buffers (aiter issue 3515): no call ends before every rank whose moves
+//     read or write this one's inputs or outputs has published that it is done with them.
+//   - A round's number is an argument of the kernel, which a captured graph repeats, and flags are compared for equality
+//     (aiter PR 3928): the epoch is derived from a count in device memory, and flags only grow and are compared with >=.
+//   - Captured kernels stick when replayed (vllm issue 5854): nothing that a replay would need is kept on the host;
+//     the addresses of buffers, which a captured kernel holds, are announced anew in every call; and no wait is endless.
+//   - Two calls with the same flags at a time (sglang issue 31117): every exchange of an executable has its own flags,
+//     mailboxes and scratch memory, and a token makes XLA run the exchanges of a program one after another.
+//   - Flags zeroed after others know where they are (tvm PR 16797): a channel zeroes them when it is made, and only then
+//     tells where they are.
+//   - Handles for memory that the framework's allocator has mapped page by page (vllm issue 42609): only memory that
+//     the engine itself has got from cudaMalloc is shared between processes.
+//   - Peer access that the driver promises and the machine does not have (vllm issue 51513): before anything runs, every
+//     ordered pair of devices writes and reads words that are then compared.
+//   - A workspace that calls of all sizes share is cleared or used again while others still look at it (as in
+//     TensorRT-LLM's all-reduces; cf. issue 16899): each exchange has scratch memory of its own, as its program says,
+//     made before it first runs, in two copies that take turns; one is written only when all have ended the call that
+//     read it.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +57,18 @@ class RankMemory {
   __device__ uint64_t Progress(int32_t peer) { return LoadAcquireSystem(view_.flags + peer * kFlagStride); }
   __device__ void Publish(int32_t listener, uint64_t stamp) { StoreReleaseSystem(peers_[listener].flag, stamp); }
 
+  // Hurries at first, then polls less often.
   __device__ bool Pause(int32_t peer, uint64_t stamp, uint64_t polls) {
     if (polls == 0) began_ns_ = ClockNs();
     if (polls % kPollsPerLook != kPollsPerLook - 1) return true;
     if (LoadAcquireSystem(view_.failed) != 0) return false;
-    if (ClockNs() - began_ns_ < TimeoutNs()) return true;
+    const uint64_t waited_ns = ClockNs() - began_ns_;
+    if (waited_ns < kHurryNs) return true;
+    if (timeout_ns_ == 0) timeout_ns_ = LoadData(&view_.settings->timeout_ns);
+    if (waited_ns < timeout_ns_) {
+      __nanosleep(kRestNs);
+      return true;
+    }
     Fail(peer == view_.rank ? Reason::kStuckTeam : Reason::kMissingRank, peer, stamp);
     return false;
   }
@@ -71,6 +101,12 @@ class RankMemory {
   }
 
   __device__ void Run(const ScheduleView& schedule, const FlatPart& part, uint64_t epoch) {
+    if (part.bytes > 0) {
+      char* const to = Address(schedule, part.destination, epoch);
+      const char* const from = Address(schedule, part.source, epoch);
+      const uint64_t apart = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+      if (apart % kPieceBytes == 0) return CopyRun(to, from, part.bytes);
+    }
     const FlatMove move = schedule.move(part.move);
     const int64_t item = schedule.header().item_size;
     const int64_t* const extents = schedule.numbers(move.extents);
@@ -106,21 +142,20 @@ class RankMemory {
 
  private:
   static constexpr uint64_t kPollsPerLook = 64;
+  static constexpr uint64_t kHurryNs = 200'000;
+  static constexpr unsigned kRestNs = 2'000;
 
   __device__ static int64_t Half(uint64_t epoch) { return static_cast<int64_t>(epoch % 2); }
 
-  // In memory of the host, so that it holds for captured graphs too: read only when a wait has taken a while.
-  __device__ uint64_t TimeoutNs() const { return LoadData(&view_.settings->timeout_ns); }
-
-  __device__ char* Address(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
-    if (slice.slot == FlatSlice::kScratch) {
-      const int64_t copy = static_cast<int64_t>(epoch % kSlots) * schedule.rank(slice.device).scratch_bytes;
-      return peers_[slice.device].scratch + copy + slice.offset;
+  __device__ char* Address(const ScheduleView& schedule, const FlatAddress& place, uint64_t epoch) const {
+    if (place.slot == FlatAddress::kScratch) {
+      const int64_t copy = static_cast<int64_t>(epoch % kSlots) * schedule.rank(place.device).scratch_bytes;
+      return peers_[place.device].scratch + copy + place.offset;
     }
-    if (slice.device == view_.rank) return static_cast<char*>(buffers_[slice.slot]) + slice.offset;
-    const PeerView& peer = peers_[slice.device];
-    const uint64_t address = LoadData(peer.own_mailbox + Half(epoch) * peer.num_slots + slice.slot);
-    return reinterpret_cast<char*>(address) + slice.offset;
+    if (place.device == view_.rank) return static_cast<char*>(buffers_[place.slot]) + place.offset;
+    const PeerView& peer = peers_[place.device];
+    const uint64_t address = LoadData(peer.own_mailbox + Half(epoch) * peer.num_slots + place.slot);
+    return reinterpret_cast<char*>(address) + place.offset;
   }
 
   __device__ Operand OperandOf(const ScheduleView& schedule, const FlatSlice& slice, uint64_t epoch) const {
@@ -133,6 +168,7 @@ class RankMemory {
   void* const* const buffers_;
   BlockCache& cache_;
   uint64_t began_ns_ = 0;
+  uint64_t timeout_ns_ = 0;  // once it has been read, from memory of the host
 };
 
 }  // namespace einsummable::cuda

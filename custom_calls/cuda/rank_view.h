@@ -28,7 +28,7 @@ struct Status {
   uint64_t stamp;   // what was waited for
 };
 
-// In memory of the host that the device reads, seldom.
+// In memory of the host that the device reads, seldom: what it says holds for captured kernels too.
 struct Settings {
   uint64_t timeout_ns;
 };
