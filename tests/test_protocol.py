@@ -14,7 +14,10 @@ RUNNING = ("cpu/memory.cc", "cpu/tasks.cc")
 KERNELS = ("core/float8.cc", "cpu/kernels.cc", "cpu/kernels_dispatch.cc")
 ENGINE = ("cpu/counters.cc", "cpu/engine.cc", "cpu/pool.cc", "cpu/rendezvous.cc")
 
-pytestmark = pytest.mark.skipif(not SOURCES.is_dir(), reason="the engine's sources are not here")
+pytestmark = [
+    pytest.mark.skipif(not SOURCES.is_dir(), reason="the engine's sources are not here"),
+    pytest.mark.timeout(900),  # to compile takes seconds, but minutes where many others want the cores
+]
 
 
 def compiler() -> str:
