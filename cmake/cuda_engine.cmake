@@ -10,6 +10,12 @@ else()
   # The architectures are set for the target, below.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
+  # Versions of CMake older than the compiler do not know its flag for the language standard.
+  foreach(kind STANDARD EXTENSION)
+    if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${kind}_COMPILE_OPTION -std=c++20)
+    endif()
+  endforeach()
   find_package(CUDAToolkit)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS OLDEST_CUDA)
     set(CUDA_PROBLEM "the CUDA compiler is version ${CMAKE_CUDA_COMPILER_VERSION}, older than ${OLDEST_CUDA}")
@@ -47,11 +53,10 @@ add_library(einsummable_cuda SHARED
   "${ENGINE_DIR}/cuda/runtime_api.cc")
 target_include_directories(einsummable_cuda PRIVATE "${ENGINE_DIR}")
 target_include_directories(einsummable_cuda SYSTEM PRIVATE "${JAXLIB_DIR}/include" ${CUDAToolkit_INCLUDE_DIRS})
-# No contraction to fused multiply-adds: results are those of the CPU's engine. The language standard is spelled out for
-# versions of CMake that know nothing of it in CUDA.
+# No contraction to fused multiply-adds: results are those of the CPU's engine.
 target_compile_options(einsummable_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>
-  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-fmad=false;--threads=0;SHELL:-Werror all-warnings;SHELL:-Xcompiler -Wall,-Wextra>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false;--threads=0;SHELL:-Werror all-warnings;SHELL:-Xcompiler -Wall,-Wextra>")
 target_link_libraries(einsummable_cuda PRIVATE CUDA::cudart_static Threads::Threads)
 set_target_properties(einsummable_cuda PROPERTIES
   CUDA_ARCHITECTURES "${CUDA_TARGETS}"
