@@ -24,7 +24,8 @@ class Role(enum.Enum):
     PASS_THROUGH = "pass-through"
     """Every result has the label: the pieces are disjoint tiles of the result."""
     REDUCTION = "reduction"
-    """Results lack the label: the pieces are contributions, aggregated by the label's monoid."""
+    """A result lacks the label: the pieces are contributions to it, aggregated by the label's monoid. (Of several
+    results others may have it: to them it passes through.)"""
     REPLICATED = "needs replication"
     """May not be cut: every kernel call runs over the whole extent."""
 
@@ -207,8 +208,8 @@ class JoinAggSpec:
             appears = [any(label_index == t for m in r for t, _ in m.terms) for r in self.results]
             if label.role is Role.PASS_THROUGH and not all(appears):
                 raise ValueError(f"pass-through label {label.name!r} is missing from a result")
-            if label.role is Role.REDUCTION and any(appears):
-                raise ValueError(f"reduction label {label.name!r} appears in a result")
+            if label.role is Role.REDUCTION and all(appears) and appears:
+                raise ValueError(f"reduction label {label.name!r} appears in every result")
 
     @property
     def space(self) -> Box:
@@ -234,12 +235,12 @@ class JoinAggSpec:
         """The set in which ``operands`` may be contributions by ``monoid``; None if there is none."""
         return next((c for c in self.commutes if c.covers(operands, monoid)), None)
 
-    def reduction_part(self, box: Box) -> Box:
-        """The box of reduction labels alone: kernel calls that agree here make the same contribution."""
-        return Box(
-            tuple(
-                bound
-                for label, bound in zip(self.labels, box.bounds, strict=True)
-                if label.role is Role.REDUCTION
-            )
-        )
+    def reductions(self, result: int) -> tuple[int, ...]:
+        """Positions of the labels that are aggregated to make result number ``result``."""
+        shown = {label for dim_map in self.results[result] for label, _ in dim_map.terms}
+        roles = enumerate(label.role for label in self.labels)
+        return tuple(i for i, role in roles if role is Role.REDUCTION and i not in shown)
+
+    def reduction_part(self, box: Box, result: int) -> Box:
+        """The box of what is aggregated alone: kernel calls that agree here make the same contribution."""
+        return Box(tuple(box.bounds[label] for label in self.reductions(result)))

@@ -36,10 +36,10 @@ def single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[
     return boxes, parts, np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
 
 
-def reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:
-    """The group's labels that one member aggregates over."""
-    pairs = zip(group.labels[member], spec.labels, strict=True)
-    return tuple(new for new, label in pairs if new is not None and label.role is Role.REDUCTION)
+def reduction_labels(group: Group, member: int, spec: JoinAggSpec, result: int) -> tuple[int, ...]:
+    """The group's labels that one member aggregates over to make a result."""
+    labels = (group.labels[member][label] for label in spec.reductions(result))
+    return tuple(label for label in labels if label is not None)
 
 
 def monoids_of(group: Group, member: int, spec: JoinAggSpec) -> tuple[Any, ...]:

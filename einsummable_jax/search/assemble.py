@@ -50,9 +50,10 @@ def result_relations(
       shapes_dtypes: Shape and dtype of each result.
       carried: What aggregates the operands that are contributions, if any are.
     """
-    monoid, parts = result_monoid(spec, decomposition, carried), parts_made(spec, decomposition)
     relations = []
-    for array_map, (shape, dtype) in zip(spec.results, shapes_dtypes, strict=True):
+    for result, (array_map, (shape, dtype)) in enumerate(zip(spec.results, shapes_dtypes, strict=True)):
+        monoid = result_monoid(spec, decomposition, carried, result)
+        parts = parts_made(spec, decomposition, result)
         tiles = [
             list(zip(map_boxes(array_map, calls), numbers, strict=True))
             for calls, numbers in zip(decomposition.calls, parts, strict=True)

@@ -361,7 +361,7 @@ class Model:
         spec = self.graph.operations[member].spec
         array_map = (spec.results if made else spec.operands)[position]
         mapped = group.array_map(member, array_map)
-        reductions = reduction_labels(group, member, spec) if made else ()
+        reductions = reduction_labels(group, member, spec, position) if made else ()
         on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
         on_contributions = carried.candidates if made else carried.reads
         blocks = id(candidates), id(covers), id(carried), id(on_contributions)
