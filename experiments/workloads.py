@@ -58,6 +58,8 @@ WORKLOADS = {
     "16x32": Workload(16, 32),
     "64x8": Workload(64, 8),
     "decode": Workload(64, 1, cache_tokens=256),
+    "1x2048": Workload(1, 2048),
+    "1x4096": Workload(1, 4096),
 }
 
 MEASURED_CONFIG = LlamaConfig(dim=1024, heads=16, kv_heads=4, ffn=2816, layers=1)

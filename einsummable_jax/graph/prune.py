@@ -9,7 +9,7 @@ from einsummable_jax.graph.graph import Carry, Graph, Loop, Operation
 
 
 def pruned(graph: Graph, operations: Sequence[Operation], origins: Sequence[int]) -> Graph | None:
-    """The graph with other operations, as far as its outputs need them; tensors keep their numbers.
+    """The graph with other operations, as far as its outputs need them.
 
     Args:
       graph: The graph.
@@ -39,7 +39,41 @@ def pruned(graph: Graph, operations: Sequence[Operation], origins: Sequence[int]
         loops.append(
             dataclasses.replace(loop, start=inside[0], stop=inside[-1] + 1, carries=carries, parent=parent)
         )
-    return dataclasses.replace(graph, operations=tuple(operations[k] for k in kept), loops=tuple(loops))
+    return compacted(
+        dataclasses.replace(graph, operations=tuple(operations[k] for k in kept), loops=tuple(loops))
+    )
+
+
+def compacted(graph: Graph) -> Graph:
+    """The graph without the tensors that no operation, input or output names, the others numbered anew."""
+    used = set(graph.inputs) | set(graph.outputs)
+    for operation in graph.operations:
+        used.update(operation.operands, operation.results)
+    for loop in graph.loops:
+        used.update(tensor for carry in loop.carries for tensor in (carry.next, carry.final))
+    order = sorted(used)
+    number = {old: new for new, old in enumerate(order)}
+
+    def renumbered(old: Sequence[int]) -> tuple[int, ...]:
+        return tuple(number[tensor] for tensor in old)
+
+    return dataclasses.replace(
+        graph,
+        tensors=tuple(graph.tensors[old] for old in order),
+        operations=tuple(
+            dataclasses.replace(op, operands=renumbered(op.operands), results=renumbered(op.results))
+            for op in graph.operations
+        ),
+        inputs=renumbered(graph.inputs),
+        outputs=renumbered(graph.outputs),
+        literals={number[old]: value for old, value in graph.literals.items() if old in number},
+        loops=tuple(
+            dataclasses.replace(
+                loop, carries=tuple(Carry(c.operation, number[c.next], number[c.final]) for c in loop.carries)
+            )
+            for loop in graph.loops
+        ),
+    )
 
 
 def _needed(graph: Graph, operations: Sequence[Operation], origins: Sequence[int]) -> set[int]:
