@@ -56,14 +56,15 @@ class Miss:
     reason: str
 
 
-def find_regions(graph: Graph, min_bytes: int = MIN_BYTES) -> tuple[list[Region], list[Miss]]:
+def find_regions(graph: Graph, min_bytes: int | None = None) -> tuple[list[Region], list[Miss]]:
     """The regions of a graph, and the contractions that look like the start of one but are none.
 
     Args:
       graph: The graph.
-      min_bytes: Least size of the result of a contraction that starts a region.
+      min_bytes: Least size of the result of a contraction that starts a region; by default `MIN_BYTES`.
     """
-    seeds = [i for i, op in enumerate(graph.operations) if _grows(graph, op, min_bytes)]
+    least = MIN_BYTES if min_bytes is None else min_bytes
+    seeds = [i for i, op in enumerate(graph.operations) if _grows(graph, op, least)]
     regions: list[Region] = []
     misses: list[Miss] = []
     done: set[int] = set()

@@ -15,7 +15,7 @@ from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
 from einsummable_jax.graph.streaming.kernel import Sink, TileKernel, monoid_of, running_dtype
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
-from einsummable_jax.graph.streaming.regions import MIN_BYTES, find_regions
+from einsummable_jax.graph.streaming.regions import find_regions
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 
@@ -25,7 +25,7 @@ STREAMED = "streamed"
 """Name of the operations made here."""
 
 
-def stream(graph: Graph, min_bytes: int = MIN_BYTES, known: Mapping[int, np.ndarray] | None = None) -> Graph:
+def stream(graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.ndarray] | None = None) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
 
     Args:
