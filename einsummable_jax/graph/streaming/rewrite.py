@@ -16,6 +16,7 @@ from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Rol
 from einsummable_jax.graph.streaming.kernel import Sink, TileKernel, monoid_of, running_dtype
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.regions import find_regions
+from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 
@@ -37,6 +38,9 @@ def stream(graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.nd
     for miss in misses:
         op = graph.operations[miss.operation]
         logger.info("the result of %s at %s is stored: %s", op.primitive, op.source, miss.reason)
+    simpler = with_row_products(graph, regions)
+    if simpler is not None:
+        graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = StaticValues(graph, known)
     swept = [(each, _operation(graph, each, static)) for each in passes_of(graph, regions)]
     if not swept:
