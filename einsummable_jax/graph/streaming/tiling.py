@@ -24,11 +24,11 @@ from einsummable_jax.graph.streaming.visibility import (
     unknown,
 )
 
-TILE_ELEMENTS = 1 << 17
+TILE_ELEMENTS = 1 << 16
 """Elements of a tile of a large tensor: a few such tiles fit the cache of one core."""
 BLOCK = 128
 """Visibility is known for blocks of so many positions along each label."""
-LONGEST_TILE = 512
+LONGEST_TILE = 256
 """Longer tiles reuse what they read no better."""
 
 
