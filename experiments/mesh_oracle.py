@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from einsummable_jax.graph import Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import Graph, JoinAggSpec, Operation
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 DeviceBoxes = tuple[Box, ...]
@@ -181,11 +181,10 @@ class _Problem:
         for position, tensor in enumerate(operation.operands):
             needs = [tuple(spec.operand_box(position, b) for b in boxes) for boxes in states]
             self.used.setdefault(tensor, []).append(_End(variable, needs))
-        reduces = any(label.role is Role.REDUCTION for label in spec.labels)
-        parts = [_part_numbers(spec, boxes) for boxes in states] if reduces else None
         for position, tensor in enumerate(operation.results):
             made = [tuple(spec.result_box(position, b) for b in boxes) for boxes in states]
-            self.made[tensor] = _End(variable, made, parts)
+            parts = [_part_numbers(spec, boxes, position) for boxes in states]
+            self.made[tensor] = _End(variable, made, parts if spec.reductions(position) else None)
 
     def factors(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """For each tensor that may be moved, bytes received over the states of its maker and its users."""
@@ -196,9 +195,9 @@ class _Problem:
         ]
 
 
-def _part_numbers(spec: JoinAggSpec, boxes: DeviceBoxes) -> tuple[int, ...]:
+def _part_numbers(spec: JoinAggSpec, boxes: DeviceBoxes, result: int) -> tuple[int, ...]:
     numbers: dict[Box, int] = {}
-    return tuple(numbers.setdefault(spec.reduction_part(box), len(numbers)) for box in boxes)
+    return tuple(numbers.setdefault(spec.reduction_part(box, result), len(numbers)) for box in boxes)
 
 
 # ---- bytes -------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class _Resolver:
         self.buffers: dict[tuple[int, int], list[int]] = {}
         self._taken: dict[object, int] = {}
         self._exchanged: set[int] = set()
-        self._parts: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        self._parts: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._counter = 0
         self._view = functools.lru_cache(maxsize=None)(_view)
         self._boxes = functools.lru_cache(maxsize=None)(self._map_boxes)

@@ -24,8 +24,8 @@ class Role(enum.Enum):
     PASS_THROUGH = "pass-through"
     """Every result has the label: the pieces are disjoint tiles of the result."""
     REDUCTION = "reduction"
-    """A result lacks the label: the pieces are contributions to it, aggregated by the label's monoid. (Of several
-    results others may have it: to them it passes through.)"""
+    """A result lacks the label: the pieces are contributions to it, aggregated by the label's monoid. (To
+    other results, that have it, it passes through.)"""
     REPLICATED = "needs replication"
     """May not be cut: every kernel call runs over the whole extent."""
 

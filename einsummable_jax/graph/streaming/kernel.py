@@ -51,7 +51,7 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """A tile: its extents along the region's labels, and where it starts in the box and in the whole space."""
+    """A tile: its extents along the region's labels, where it starts in the box and in the whole space."""
 
     sizes: tuple[int, ...]
     offsets: tuple[Any, ...]
@@ -79,6 +79,7 @@ class TileKernel:
     seen: Visibility
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
+        """The results of one kernel call."""
         sizes = [1] * len(self.swept.region.extents)
         starts: list[Any] = [0] * len(sizes)
         for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
@@ -123,7 +124,7 @@ class _Sweep:
 
             def row(number: Any, buffers: list[Any], kinds: Any = kinds, counts: Any = counts) -> list[Any]:
                 position, offsets = number, [0] * len(self.sizes)
-                for label, (_, size, first), count in reversed(list(zip(self.outer, kinds, counts, strict=True))):
+                for label, (_, size, first), count in [*zip(self.outer, kinds, counts, strict=True)][::-1]:
                     if count == 1:
                         offsets[label] = first
                         continue
@@ -133,9 +134,7 @@ class _Sweep:
 
             total = int(np.prod(counts))
             buffers = row(np.int32(0), buffers) if total == 1 else lax.fori_loop(0, total, row, buffers)
-        return [
-            buffer.astype(sink.dtype) for buffer, sink in zip(buffers, sinks, strict=True)
-        ]
+        return [buffer.astype(sink.dtype) for buffer, sink in zip(buffers, sinks, strict=True)]
 
     def _kinds(self, label: int) -> list[tuple[int, int, int]]:
         """Full tiles and the rest along a label: how many, their extent, where the first starts."""
@@ -153,9 +152,8 @@ class _Sweep:
         for count, size, first in self._kinds(self.inner):
             begin, end = np.int32(0), np.int32(count)
             if low is not None:
-                begin = lax.clamp(np.int32(0), lax.div(low - np.int32(first), np.int32(size)), np.int32(count))
-                past = high - np.int32(first - size + 1)
-                end = lax.clamp(np.int32(0), lax.div(lax.max(past, np.int32(0)), np.int32(size)), np.int32(count))
+                begin = _clamped(low - first, size, count)
+                end = _clamped(high - first + size - 1, size, count)
 
             def step(number: Any, state: Any, size: int = size, first: int = first) -> Any:
                 carried, columns = state
@@ -186,7 +184,11 @@ class _Sweep:
 
     def _begin(self, sizes: Sequence[int]) -> list[Any]:
         return [
-            jnp.full(_shape(sink.dims, sink.spec.results[0], sizes), sink.monoid.identity(sink.running), sink.running)
+            jnp.full(
+                _shape(sink.dims, sink.spec.results[0], sizes),
+                sink.monoid.identity(sink.running),
+                sink.running,
+            )
             for sink in self.rows
         ]
 
@@ -196,7 +198,8 @@ class _Sweep:
             self._evaluate(self.swept.members, tile, env)
             parts = {sink.operation: self._contribution(sink, tile, env) for sink in self.kernel.sinks}
             carried = [
-                sink.monoid.combine(old, parts[sink.operation]) for sink, old in zip(self.rows, carried, strict=True)
+                sink.monoid.combine(old, parts[sink.operation])
+                for sink, old in zip(self.rows, carried, strict=True)
             ]
             columns = [
                 _combine_at(old, parts[s.operation], _at(s.dims, tile.offsets), s.monoid)
@@ -219,9 +222,7 @@ class _Sweep:
         shift_new, _ = self._shift(new, peak, tile.sizes)
         # Nothing but masked scores so far: any finite number will do in place of the maximum.
         env[softmax.shift] = jnp.where(jnp.isneginf(shift_new), jnp.zeros_like(shift_new), shift_new)
-        factor = jnp.where(
-            shift_old == shift_new, jnp.ones_like(shift_new), jnp.exp(shift_old - shift_new)
-        )
+        factor = jnp.where(shift_old == shift_new, jnp.ones_like(shift_new), jnp.exp(shift_old - shift_new))
         for divisor, shape, dtype in self._divisors(tile.sizes):
             env[divisor] = jnp.ones(shape, dtype)
         self._evaluate([m for m in self.swept.members if m not in before], tile, env)
@@ -248,7 +249,9 @@ class _Sweep:
             if sink is not peak:
                 if sink.operation in softmax.divided:
                     (total,) = [s for s in self.rows if s.operation == softmax.total]
-                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(sink.running)
+                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(
+                        sink.running
+                    )
                 # As the function itself has it: infinity minus infinity.
                 value = jnp.where(_aligned(lost, dims, sink.dims), jnp.asarray(np.nan, value.dtype), value)
             found.append(value)
@@ -261,7 +264,9 @@ class _Sweep:
         (tensor,) = graph.operations[peak.operation].results
         env: dict[int, Any] = {tensor: peak_value}
         dims: dict[int, DimLabels] = {tensor: peak.dims}
-        extents = {label: n for label, n in zip(peak.dims, peak_value.shape, strict=True) if label is not None}
+        extents = {
+            label: n for label, n in zip(peak.dims, peak_value.shape, strict=True) if label is not None
+        }
         for index in softmax.shift_operations:
             op = graph.operations[index]
             labels: list[int | None] = [None] * len(op.spec.labels)
@@ -350,6 +355,12 @@ class _Sweep:
             else:
                 found.append(_combine_at(buffer, rows.pop(0), _at(sink.dims, offsets), sink.monoid))
         return found
+
+
+def _clamped(position: Any, size: int, count: int) -> Any:
+    """The tile of extent ``size`` that a position lies in, in ``[0, count]``."""
+    position = lax.max(jnp.asarray(position, jnp.int32), np.int32(0))
+    return lax.min(lax.div(position, np.int32(size)), np.int32(count))
 
 
 def _local(array_map: ArrayMap, intervals: Sequence[tuple[int, Any]]) -> LocalArray:

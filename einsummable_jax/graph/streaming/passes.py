@@ -97,7 +97,9 @@ def _levels(graph: Graph, regions: Sequence[Region]) -> list[int]:
     return levels
 
 
-def cone(graph: Graph, region: Region, tensors: Collection[int], stop: Collection[int] = ()) -> tuple[int, ...]:
+def cone(
+    graph: Graph, region: Region, tensors: Collection[int], stop: Collection[int] = ()
+) -> tuple[int, ...]:
     """The members that make ``tensors`` from what the region reads, in order; none that makes ``stop``."""
     maker = {t: m for m in region.members for t in graph.operations[m].results if t not in stop}
     needed: set[int] = set()
@@ -126,7 +128,16 @@ def _pass(graph: Graph, region: Region, sinks: Sequence[int], softmax: Softmax |
 # ---- the running softmax ----------------------------------------------------------------------------
 
 _ROW_WISE = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "expand_dims", "is_finite", "max", "reshape", "select_n", "squeeze"}
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "expand_dims",
+        "is_finite",
+        "max",
+        "reshape",
+        "select_n",
+        "squeeze",
+    }
 )
 """What may be computed of a row's maximum before it is subtracted."""
 _COPIES = frozenset({"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze"})
@@ -279,7 +290,7 @@ class _Linear:
 def _independent(
     graph: Graph, region: Region, peak: int, sinks: Sequence[int], inside: Collection[int]
 ) -> tuple[int, ...]:
-    """Those of ``sinks`` that read nothing that depends on the maximum or on one of them but by ``inside``."""
+    """Those of ``sinks`` that read nothing made of the maximum or of each other, except ``inside``."""
     reached = {t for s in (peak, *sinks) for t in graph.operations[s].results}
     members = set(region.members)
     for index, op in enumerate(graph.operations):

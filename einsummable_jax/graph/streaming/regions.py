@@ -18,9 +18,9 @@ from einsummable_jax.graph.spec import ArrayMap, Role
 GROWTH = 4
 """A contraction starts a region if its result has this many times the elements of its operands."""
 MIN_BYTES = 32 << 20
-"""Smaller arrays are left alone: they stay in the caches of all cores, and one product is faster than many."""
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-"""Reductions that may end a region."""
+"""Smaller arrays are left alone: they stay in caches, and one product is faster than many."""
+_SINKS = frozenset({"dot_general", "reduce_max", "reduce_min", "reduce_sum"})
+"""What may end a region."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ class _Growth:
                 op = self.graph.operations[reader]
                 if op.spec.elementwise and self._keeps_size(op, tensor):
                     found.append(reader)
-                elif op.primitive in REDUCTIONS or (op.primitive == "dot_general" and reader not in self.seeds):
+                elif op.primitive in _SINKS and reader not in self.seeds:
                     self._check(reader)
                     self.sinks.add(reader)
                 else:
@@ -232,7 +232,8 @@ class _Growth:
             )
             for index in inside
         }
-        if any(len({x for x in found if x is not None}) != sum(x is not None for x in found) for found in labels.values()):
+        named = [[x for x in found if x is not None] for found in labels.values()]
+        if any(len(set(found)) != len(found) for found in named):
             raise _NoRegionError("an operation takes two dimensions of it for one")
         return Region(
             tuple(sorted(self.members)), tuple(sorted(self.sinks)), tuple(extents), _distinct(names), labels

@@ -26,7 +26,9 @@ STREAMED = "streamed"
 """Name of the operations made here."""
 
 
-def stream(graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.ndarray] | None = None) -> Graph:
+def stream(
+    graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.ndarray] | None = None
+) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
 
     Args:
@@ -57,8 +59,7 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
     inner = _inner_label(graph, swept)
     seen = visibility(graph, swept, inner, static)
     sinks = tuple(_sink(graph, swept, index) for index in swept.sinks)
-    dims = [d for _, d in swept.operands] + [s.dims for s in sinks]
-    present = sorted({label for each in dims for label in each if label is not None} | _own_labels(graph, swept))
+    present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
     position = {label: i for i, label in enumerate(present)}
     shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
     spec = JoinAggSpec(
@@ -106,11 +107,6 @@ def _sink_labels(swept: Pass, index: int) -> set[int]:
     return {label for label in swept.region.labels[index] if label is not None}
 
 
-def _own_labels(graph: Graph, swept: Pass) -> set[int]:
-    labels = swept.region.labels
-    return {label for index in (*swept.members, *swept.sinks) for label in labels[index] if label is not None}
-
-
 def _sink(graph: Graph, swept: Pass, index: int) -> Sink:
     op = graph.operations[index]
     value = graph.tensors[op.results[0]]
@@ -124,7 +120,8 @@ def _sink(graph: Graph, swept: Pass, index: int) -> Sink:
             params["preferred_element_type"] = running
             primitive = _compat.dot_general_p
             spec = spec_for(primitive, params, operands, [dataclasses.replace(value, dtype=running)])
-    return Sink(index, spec, monoid, dim_labels(spec.results[0], swept.region.labels[index]), value.dtype, running)
+    dims = dim_labels(spec.results[0], swept.region.labels[index])
+    return Sink(index, spec, monoid, dims, value.dtype, running)
 
 
 def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:

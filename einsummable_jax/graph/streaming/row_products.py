@@ -1,8 +1,8 @@
 """Sums over rows of large tensors that are sums over small ones.
 
-The gradient of a softmax needs, for each row, the sum of its probabilities times their gradients:
-``sum_t p[s, t] dp[s, t]`` with ``dp[s, t] = sum_h do[s, h] v[t, h]``. Since ``o[s, h] = sum_t p[s, t] v[t, h]`` is
-known, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed for it (FlashAttention,
+The gradient of a softmax needs, for each row, the sum of its probabilities times their gradients, which is
+``sum_t p[s, t] dp[s, t]`` with ``dp[s, t] = sum_h do[s, h] v[t, h]``. Since ``sum_t p[s, t] v[t, h]`` is known,
+as ``o[s, h]``, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed for it (FlashAttention,
 arXiv 2205.14135, section B.4). Factors that are the same all along a row are drawn out of both sums.
 """
 
@@ -102,7 +102,10 @@ class _Factoring:
         """The row product of the sum ``sink``, if the contraction ``other`` knows it."""
         graph, labels = self.graph, self.region.labels
         summed, contracted = graph.operations[sink], graph.operations[other]
-        if contracted.primitive != "dot_general" or graph.loop_of_operation[other] != graph.loop_of_operation[sink]:
+        if (
+            contracted.primitive != "dot_general"
+            or graph.loop_of_operation[other] != graph.loop_of_operation[sink]
+        ):
             return None
         result = dim_labels(summed.spec.results[0], labels[sink])
         operand = dim_labels(summed.spec.operands[0], labels[sink])
@@ -147,11 +150,15 @@ class _Factoring:
         """Whether just that dimension of the values is contracted which the other contraction leaves."""
         one, two = self.graph.operations[inner].spec, self.graph.operations[other].spec
         left = [{x for m in spec.results[0] for x, _ in m.terms} for spec in (one, two)]
-        contracted = [d for d, m in enumerate(one.operands[inner_side]) if m.terms and m.terms[0][0] not in left[0]]
+        contracted = [
+            d for d, m in enumerate(one.operands[inner_side]) if m.terms and m.terms[0][0] not in left[0]
+        ]
         kept = [
             d
             for d, m in enumerate(two.operands[side])
-            if m.terms and m.terms[0][0] in left[1] and self.region.labels[other][m.terms[0][0]] is None
+            if m.terms
+            and m.terms[0][0] in left[1]
+            and self.region.labels[other][m.terms[0][0]] is None
             and m.extent > 1
         ]
         return len(contracted) == 1 and contracted == kept
@@ -160,8 +167,14 @@ class _Factoring:
         self, factors: Sequence[Factor], reduced: set[int]
     ) -> tuple[list[Factor], collections.Counter[tuple[int, bool]]]:
         """The factors that are the same along a row, and the others, counted."""
-        along = [f for f in factors if f[0] in self.maker or not reduced.isdisjoint(x for x in f[2] if x is not None)]
-        return [f for f in factors if f not in along], collections.Counter((t, divides) for t, divides, _ in along)
+        along = [
+            f
+            for f in factors
+            if f[0] in self.maker or not reduced.isdisjoint(x for x in f[2] if x is not None)
+        ]
+        return [f for f in factors if f not in along], collections.Counter(
+            (t, divides) for t, divides, _ in along
+        )
 
 
 def _operations(
@@ -175,13 +188,11 @@ def _operations(
     wide = jnp.promote_types(target.dtype, jnp.float32)
 
     def function(gradient: jax.Array, contraction: jax.Array, *values: jax.Array) -> jax.Array:
-        whole = [d for d, x in enumerate(product.gradient[1]) if x is None and gradient.shape[d] > 1]
-        whole_too = [d for d, x in enumerate(product.contraction[1]) if x is None and contraction.shape[d] > 1]
-        left = _arranged(gradient, product.gradient[1], product.dims, whole).astype(wide)
-        right = _arranged(contraction, product.contraction[1], product.dims, whole_too).astype(wide)
+        left = _arranged(gradient, product.gradient[1], product.dims, True).astype(wide)
+        right = _arranged(contraction, product.contraction[1], product.dims, True).astype(wide)
         total = jnp.sum(left * right, axis=-1)
         for value, (_, divides, dims) in zip(values, factors, strict=True):
-            row = _arranged(value, dims, product.dims, []).astype(wide)[..., 0]
+            row = _arranged(value, dims, product.dims, False).astype(wide)[..., 0]
             total = total / row if divides else total * row
         return jnp.broadcast_to(total, target.shape).astype(target.dtype)
 
@@ -206,9 +217,17 @@ def _operations(
     ]
 
 
-def _arranged(value: jax.Array, dims: DimLabels, wanted: DimLabels, whole: Sequence[int]) -> jax.Array:
-    """``value`` with a dimension for each label ``wanted`` (of extent 1 where it lacks one), and one for ``whole``."""
-    dropped = [d for d, x in enumerate(dims) if x not in wanted and d not in whole or x is None and d not in whole]
+def _arranged(value: jax.Array, dims: DimLabels, wanted: DimLabels, contracted: bool) -> jax.Array:
+    """``value`` with a dimension for each label ``wanted`` (of extent 1 where it lacks one), then one more.
+
+    Args:
+      value: The array.
+      dims: The label of each of its dimensions.
+      wanted: Labels.
+      contracted: Whether the last dimension is the long one that has no label; otherwise it is of extent 1.
+    """
+    whole = [d for d, x in enumerate(dims) if x is None and contracted and value.shape[d] > 1]
+    dropped = [d for d, x in enumerate(dims) if d not in whole and (x is None or x not in wanted)]
     kept = [d for d in range(value.ndim) if d not in dropped]
     value = lax.squeeze(value, dropped)
     there = [x for x in wanted if x is not None and x in dims]

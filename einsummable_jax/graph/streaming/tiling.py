@@ -40,9 +40,7 @@ def tile_sizes(sizes: Sequence[int], shared: Sequence[bool], inner: int) -> tupl
       shared: Whether all operands of the contractions have the label: then tiles share nothing along it.
       inner: The label along which tiles are aggregated one after the other.
     """
-    tile = [1 if alone else n for n, alone in zip(sizes, shared, strict=True)]
-    limit = [n if label == inner else min(n, LONGEST_TILE) for label, n in enumerate(tile)]
-    tile = [min(n, LONGEST_TILE) for n in limit]
+    tile = [1 if alone else min(n, LONGEST_TILE) for n, alone in zip(sizes, shared, strict=True)]
     while math.prod(tile) > TILE_ELEMENTS:
         longest = max(range(len(tile)), key=lambda label: (tile[label], label != inner))
         if tile[longest] == 1:
@@ -121,24 +119,12 @@ class _Analysis:
                 answers.append(np.zeros((1,) * grid.rank, bool))
         return functools.reduce(np.logical_and, answers)
 
-    def surely_seen(self, grid: Grid) -> np.ndarray:
-        """Whether no element of a cell is masked in what a row's maximum is taken of, or there is no mask."""
-        found = self._bounds(grid)
-        masks = [found[t] for t in self._masked_tensors() if t in found]
-        return functools.reduce(np.logical_and, [x[1] > x[0] for x in masks], np.ones((1,) * grid.rank, bool))
-
     @functools.cached_property
     def depends(self) -> frozenset[int]:
         """The labels along which emptiness changes."""
         edges = [np.unique(np.linspace(0, n, min(n, 64) + 1).astype(int)) for n in self.region.extents]
         shape = self.empty(Grid(edges)).shape
         return frozenset(label for label, n in enumerate(shape) if n > 1)
-
-    def _masked_tensors(self) -> list[int]:
-        graph = self.graph
-        return [
-            graph.operations[m].results[0] for m in self.swept.members if graph.operations[m].primitive == "select_n"
-        ]
 
     def _bounds(self, grid: Grid) -> dict[int, Bounds]:
         graph, region = self.graph, self.region
@@ -156,10 +142,10 @@ class _Analysis:
                     operands.append(found[tensor])
                     continue
                 value = self.static[tensor] if op.spec.elementwise else None
-                usable = value is not None and value.dtype.kind in "biuf"
-                operands.append(
-                    grid.of_array(np.asarray(value), dim_labels(array_map, labels)) if usable else unknown(grid.rank)
-                )
+                if value is None or value.dtype.kind not in "biuf":
+                    operands.append(unknown(grid.rank))
+                else:
+                    operands.append(grid.of_array(value, dim_labels(array_map, labels)))
             result = unknown(grid.rank)
             if op.spec.elementwise:
                 result = bounds_after(op.primitive, op.params, operands, grid.rank)
@@ -168,8 +154,9 @@ class _Analysis:
 
 
 def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> Visibility:
-    """What a pass can leave out. A row of which a mask leaves nothing is swept whole: there the mask's number
-    is the maximum, and what it replaced counts.
+    """What a pass can leave out.
+
+    A row of which a mask leaves nothing is swept whole: there the mask's number is the maximum, and counts.
     """
     region = swept.region
     analysis = _Analysis(graph, swept, static)
@@ -185,7 +172,8 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
     edges = []
     for label, extent in enumerate(region.extents):
         block = BLOCK if extent > BLOCK or label == inner else 1
-        edges.append(np.unique([*range(0, extent, block), extent]) if label in depends else np.array([0, extent]))
+        cut = [*range(0, extent, block), extent] if label in depends else [0, extent]
+        edges.append(np.array(cut))
     empty = np.moveaxis(analysis.empty(Grid(edges)), inner, -1)
     starts, stops = edges[inner][:-1], edges[inner][1:]
     low = np.where(empty, full, starts).min(axis=-1)

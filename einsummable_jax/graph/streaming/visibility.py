@@ -1,6 +1,6 @@
 """Which tiles of a region contribute nothing, found from the bounds of what a mask makes of them.
 
-Values are followed as intervals ``[low, high]``, one for each cell of a grid over the region's iteration space.
+Values are followed as intervals ``[low, high]``, one for each cell of a grid over the iteration space.
 Positions (iota), constants and their comparisons are known; everything else is unknown, ``[-inf, inf]``.
 A mask is known where its interval is a point. What it replaces by a large negative number is `MASKED`:
 its exponential is exactly 0, and so is every contribution made from that. (As for every softmax with such
@@ -53,7 +53,8 @@ class StaticValues:
         if index is None or not isinstance(value.dtype, np.dtype) or math.prod(value.shape) > MAX_STATIC:
             return None
         op = graph.operations[index]
-        if graph.loop_of_operation[index] is not None or not (op.spec.elementwise or op.primitive == "reshape"):
+        known = op.spec.elementwise or op.primitive == "reshape"
+        if graph.loop_of_operation[index] is not None or not known:
             return None
         operands = [self[t] for t in op.operands]
         if any(x is None for x in operands):
@@ -64,7 +65,9 @@ class StaticValues:
             return np.asarray(results[op.results.index(tensor)])
 
 
-def whole_call(operands: Sequence[ArrayMap], results: Sequence[ArrayMap], extents: Sequence[int]) -> LocalCall:
+def whole_call(
+    operands: Sequence[ArrayMap], results: Sequence[ArrayMap], extents: Sequence[int]
+) -> LocalCall:
     """The kernel call of a whole iteration space."""
 
     def arrays(maps: Sequence[ArrayMap]) -> tuple[LocalArray, ...]:
@@ -160,7 +163,15 @@ def bounds_after(primitive: str, params: Mapping[str, Any], operands: Sequence[B
 
 
 _MOVES = frozenset(
-    {"broadcast_in_dim", "transpose", "squeeze", "expand_dims", "copy", "reduce_precision", "optimization_barrier"}
+    {
+        "broadcast_in_dim",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "copy",
+        "reduce_precision",
+        "optimization_barrier",
+    }
 )
 
 
