@@ -175,19 +175,20 @@ class _Growth:
     def _consumers(self, index: int) -> list[int]:
         """The members that read the results of a member; sinks are noted."""
         found: list[int] = []
-        for tensor in self.graph.operations[index].results:
+        op = self.graph.operations[index]
+        for tensor in op.results:
             self.hot.add(tensor)
             if tensor in self.stored:
-                raise _NoRegionError("it is a result of the function, or carried to the next step of a loop")
+                raise _NoRegionError(f"{_where(op)} makes a result, or what a loop carries, of it")
             for reader in self.readers.get(tensor, ()):
-                op = self.graph.operations[reader]
-                if op.spec.elementwise and self._keeps_size(op, tensor):
+                use = self.graph.operations[reader]
+                if use.spec.elementwise and self._keeps_size(use, tensor):
                     found.append(reader)
-                elif op.primitive in _SINKS and reader not in self.seeds:
+                elif use.primitive in _SINKS and reader not in self.seeds:
                     self._check(reader)
                     self.sinks.add(reader)
                 else:
-                    raise _NoRegionError(f"{_where(op)} reads it")
+                    raise _NoRegionError(f"{_where(use)} reads it")
         return found
 
     def _keeps_size(self, op: Operation, tensor: int) -> bool:

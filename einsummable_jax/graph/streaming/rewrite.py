@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,8 +19,6 @@ from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 
-logger = logging.getLogger(__name__)
-
 STREAMED = "streamed"
 """Name of the operations made here."""
 
@@ -35,22 +32,23 @@ def stream(
       graph: What is planned.
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks.
+
+    Returns:
+      The new graph; `Graph.stored` says what is stored nevertheless.
     """
     regions, misses = find_regions(graph, min_bytes)
-    for miss in misses:
-        op = graph.operations[miss.operation]
-        logger.info("the result of %s at %s is stored: %s", op.primitive, op.source, miss.reason)
+    missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
+    stored = [f"{op.primitive} at {op.source or 'unknown line'}: {reason}" for op, reason in missed]
     simpler = with_row_products(graph, regions)
     if simpler is not None:
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = StaticValues(graph, known)
     swept = [(each, _operation(graph, each, static)) for each in passes_of(graph, regions)]
-    if not swept:
-        return graph
-    placed = _placed(graph, swept)
+    placed = _placed(graph, swept) if swept else graph
     if placed is None:
-        logger.info("large tensors are stored: computing them by tiles would tear a loop apart")
-    return placed or graph
+        sources = dict.fromkeys(op.source for _, op in swept)
+        stored += [f"contraction at {source}: tiles would tear a loop apart" for source in sources]
+    return dataclasses.replace(placed or graph, stored=tuple(dict.fromkeys(stored)))
 
 
 def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
@@ -74,7 +72,7 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
     last = graph.operations[max(swept.sinks)]
     return Operation(
         STREAMED,
-        {"passes": _words(graph, swept, seen)},
+        {"how": _words(swept, seen)},
         spec,
         tuple(t for t, _ in swept.operands),
         tuple(graph.operations[s].results[0] for s in swept.sinks),
@@ -83,9 +81,9 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
     )
 
 
-def _words(graph: Graph, swept: Pass, seen: Visibility) -> str:
-    kind = "running softmax" if swept.softmax else "tiles"
-    return f"{kind}, {seen.share:.0%} of the tiles" if not seen.trivial else kind
+def _words(swept: Pass, seen: Visibility) -> str:
+    kind = "running softmax" if swept.softmax else "by tiles"
+    return kind if seen.trivial else f"{kind}, {seen.share:.0%}"
 
 
 def _inner_label(graph: Graph, swept: Pass) -> int:
