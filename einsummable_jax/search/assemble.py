@@ -190,7 +190,6 @@ class _Assembler:
         )
         return Fetch(delivers, len(self.exchanges) - 1)
 
-
     def _widest(self, tensor: int, needs: Needs) -> Needs:
         """The most that is needed later and has all of ``needs``: to have that now saves an exchange."""
         wider = [
