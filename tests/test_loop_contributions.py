@@ -65,6 +65,16 @@ def counted(total, xs, gs):
     return lax.fori_loop(0, STEPS, lambda i, c: c + xs[i].T @ gs[i], total)
 
 
+def scattered(total, xs, gs):
+    """Rows are added where indices say."""
+
+    def step(c, batch):
+        rows = abs(batch[0][:, 0]).astype(np.int32)
+        return c.at[rows].add(batch[1]), None
+
+    return lax.scan(step, total, (xs, gs))[0]
+
+
 def swapped(total, xs, gs):
     def step(carry, batch):
         return (carry[1], carry[0] + batch[0].T @ batch[1]), None
@@ -138,6 +148,7 @@ CASES = {
     "rearranged": (rearranged, ONCE),
     "in both loops": (in_both_loops, ONCE),
     "counted": (counted, ONCE),
+    "scattered": (scattered, ONCE),
     "swapped": (swapped, ONCE),
     "one of two": (one_of_two, ONCE + STEPS * COLUMNS),
     "stacked": (stacked, ONCE),
