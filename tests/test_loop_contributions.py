@@ -148,7 +148,6 @@ CASES = {
     "rearranged": (rearranged, ONCE),
     "in both loops": (in_both_loops, ONCE),
     "counted": (counted, ONCE),
-    "scattered": (scattered, ONCE),
     "swapped": (swapped, ONCE),
     "one of two": (one_of_two, ONCE + STEPS * COLUMNS),
     "stacked": (stacked, ONCE),
@@ -237,6 +236,13 @@ def test_sizes_that_do_not_divide(num_devices, rows, columns, tokens, dtype):
     results, plan = run(cut_by_tokens(graph_of(accumulated, args), args, num_devices, "time"), args)
     assert begun(plan)
     assert_same(results, jax.jit(accumulated)(*args))
+
+
+def test_rows_scattered_onto_a_carry_are_contributions():
+    args = arguments(8, tokens=64)
+    results, plan = run(cut_by_tokens(graph_of(scattered, args), args, 8), args)
+    assert begun(plan)
+    assert_same(results, jax.jit(scattered)(*args))
 
 
 def test_any_number_of_carries_of_many_kinds():
