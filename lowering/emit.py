@@ -51,12 +51,16 @@ class Exchanges:
       names: What an error calls each: its operation and source line.
       dtypes: The dtype of the tensor that each moves; its program's own where whole bytes hold it.
       ids: The exchange ids.
+      devices: The device of each rank.
+      shared: Whether all devices run the very same calls; else each group of them has its own, in a branch.
     """
 
     programs: Sequence[ExchangeProgram]
     names: Sequence[str]
     dtypes: Sequence[Any]
     ids: Sequence[int]
+    devices: Sequence[jax.Device]
+    shared: bool
 
 
 class _Emitter:
@@ -76,7 +80,8 @@ class _Emitter:
         self._late: set[int] = set()
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
         # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
-        # on all devices. In one shared program all devices follow one schedule anyway.
+        # on all devices. In one shared program all devices follow one schedule anyway; but on a GPU it may
+        # start calls side by side that nothing orders (in a CUDA graph), each with blocks that wait.
         self.token = token
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -96,7 +101,7 @@ class _Emitter:
         inputs. (A call that all devices share is dropped on all or on none, and a side effect would cost
         JAX's fast dispatch.) The token is always positive, which XLA cannot know.
         """
-        if self.token is not None and outputs:
+        if self.token is not None and not self.exchanges.shared and outputs:
             smallest = min(range(len(outputs)), key=lambda i: outputs[i].size or math.inf)
             outputs[smallest] = _tie(self.token[0], outputs[smallest])
         return outputs
@@ -200,8 +205,9 @@ class _Emitter:
             device=self.program.devices[0],
             exchange_id=self.exchanges.ids[step.exchange],
             name=self.exchanges.names[step.exchange],
-            shared=self.token is None,
+            shared=self.exchanges.shared,
             token=self.token,
+            devices=self.exchanges.devices,
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
@@ -281,13 +287,13 @@ _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
 }
 
 
-def branch_token(inputs: Sequence[Any]) -> Any:
-    """The token for programs that are branches of one `lax.switch`: to be made before it, from its inputs."""
+def first_token(inputs: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+    """The token for programs whose exchanges it orders: to be made from their inputs, before any branch."""
     arrays = [
         jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         for value in inputs
     ]
-    return new_token([array.astype(storage_dtype(array.dtype)) for array in arrays])
+    return new_token([array.astype(storage_dtype(array.dtype)) for array in arrays], devices)
 
 
 def emit(
@@ -306,7 +312,7 @@ def emit(
       exchanges: The exchanges of the plan.
       rank: This device's rank, an int32 scalar.
       inputs: This device's shard of every function input.
-      token: From `branch_token`; None when all devices run this very program.
+      token: From `first_token`; None where nothing has to order exchanges.
 
     Returns:
       This device's shard of every function output.

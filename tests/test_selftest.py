@@ -274,7 +274,7 @@ def test_a_broken_engine_fails_the_selftest(monkeypatch, capsys):
 )
 def test_gpus_without_an_engine(monkeypatch, capsys, error, message):
 
-    def register(platform):
+    def register(platform, devices):
         raise error
 
     sys.modules[detect.__module__]._warn_once.cache_clear()

@@ -17,7 +17,9 @@ import numpy as np
 
 import einsummable_jax
 from einsummable_jax.custom_calls import engine
+from einsummable_jax.custom_calls.cuda import CudaEngineError
 from einsummable_jax.selftest.checks import Check, check, probe
+from einsummable_jax.selftest.gpu_runner import GpuRunner
 from einsummable_jax.selftest.runner import JaxRunner, Runner
 from einsummable_jax.selftest.shapes import cases, large_cases
 from einsummable_jax.selftest.timing import PairRates, Timing, pair_rates, slow_pairs, time_exchange
@@ -28,6 +30,9 @@ _LARGE_BYTES = {"cpu": 4 << 20, "gpu": 64 << 20}
 """Size of what is timed, by platform: beyond the caches, and long against what a call costs."""
 _OTHER_MACHINES = ("dgx_a100", "dgx_v100")
 """Exchanges are checked by the programs made for these too: they relay and aggregate in ways of their own."""
+_RANKS_ON_ONE_GPU = 4
+_STAND_IN = "dgx_a100"
+"""The machine that exchanges are planned for where one GPU stands in for several."""
 _SLOW = 0.5
 """Pairs that reach less than this share of the bandwidth that plans count on are pointed out."""
 
@@ -85,11 +90,12 @@ def run(platform: str | None, num_devices: int | None, json_file: str | None) ->
     try:
         devices = _devices(platform, num_devices, findings)
         topology = _topology(devices, findings)
-        _engine(devices[0].platform, findings)
+        _engine(devices, findings)
     except _CannotGoOnError as error:
         findings.fail(str(error))
     else:
-        examine(JaxRunner(devices), topology, _LARGE_BYTES.get(devices[0].platform, 64 << 20), findings)
+        runner, topology = _runner(devices, topology)
+        examine(runner, topology, _LARGE_BYTES.get(devices[0].platform, 64 << 20), findings)
     findings.facts["seconds"] = time.perf_counter() - start
     _summary(findings)
     if json_file:
@@ -170,14 +176,26 @@ def _topology(devices: Sequence[jax.Device], findings: Findings) -> Topology:
     return topology
 
 
-def _engine(platform: str, findings: Findings) -> None:
+def _engine(devices: Sequence[jax.Device], findings: Findings) -> None:
+    platform = devices[0].platform
     _heading("Engine: what moves the bytes")
     try:
-        engine.register(platform)
-    except (ImportError, NotImplementedError) as error:
+        engine.register(platform, devices)
+    except (ImportError, NotImplementedError, CudaEngineError) as error:
         raise _CannotGoOnError(f"no engine for {platform} devices: {error}") from None
     _say(f"  loaded for {platform} devices")
     findings.facts["engine"] = platform
+
+
+def _runner(devices: Sequence[jax.Device], topology: Topology) -> tuple[Runner, Topology]:
+    """What runs exchanges, and the machine that they are planned for; one GPU stands in for several."""
+    if len(devices) > 1 or devices[0].platform != "gpu":
+        return JaxRunner(devices), topology
+    _heading(
+        f"One GPU: {_RANKS_ON_ONE_GPU} ranks share it. Times are those of its own memory, bounds those of a "
+        f"{_STAND_IN}"
+    )
+    return GpuRunner(devices[0].local_hardware_id, _RANKS_ON_ONE_GPU), machine(_STAND_IN, _RANKS_ON_ONE_GPU)
 
 
 def _others(num_devices: int) -> list[Topology]:
