@@ -73,9 +73,7 @@ def test_each_pair_of_layouts_has_runs_of_its_own():
     """Where one pair's runs end, those of others go on."""
     shape, cuts = (8, 16, 32), [(1, 1, 4), (4, 1, 1), (1, 4, 1), (2, 1, 2), (1, 1, 1)]
     together = seconds_of_runs(layouts(shape, *cuts), layouts(shape, *cuts))
-    alone = [
-        [float(seconds_of_runs(layouts(shape, a), layouts(shape, b)).item()) for b in cuts] for a in cuts
-    ]
+    alone = [[seconds_of_runs(layouts(shape, a), layouts(shape, b)).item() for b in cuts] for a in cuts]
     np.testing.assert_allclose(together, alone)
 
 
@@ -112,7 +110,7 @@ def exchange_runs(plan, topology: Topology) -> list[int]:
 
 
 def test_a_plan_avoids_short_runs():
-    """Contributions to a tall result are added up in whole rows where rows cost; where only bytes do, in any."""
+    """Where rows cost, contributions to a tall result are added up in fewer of them."""
     graph = graph_of(lambda x, y: jnp.sin(x @ y) @ jnp.cos(x @ y).T, (512, 2048), (2048, 8))
     free, priced = (search(graph, topology) for topology in (FREE_RUNS, SHARED))
     assert sum(exchange_runs(priced, SHARED)) < sum(exchange_runs(free, SHARED))

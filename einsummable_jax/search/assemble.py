@@ -177,8 +177,7 @@ class _Assembler:
                 return Fetch(version)
         wider = self._widest(tensor, needs)
         if wider != needs:
-            self.fetch(tensor, wider, consumer)
-            return self._find(tensor, needs, consumer)
+            return self.fetch(tensor, wider, consumer)
         usable = [0, *(i for i in range(1, len(demands)) if is_covered(demands[i]))]
         version = min(usable, key=lambda i: missing_elements(demands[i]))
         delivers = len(demands)
