@@ -191,12 +191,18 @@ class _Assembler:
 
     def _widest(self, tensor: int, needs: Needs) -> Needs:
         """The most that is needed later and has all of ``needs``: to have that now saves an exchange."""
+        own = _elements(needs)
         wider = [
             other
             for other in self._expected.get(tensor, {}).values()
-            if other is not needs and _includes(other, needs) and (tensor, other) not in self._fetched
+            if _elements(other) > own and (tensor, other) not in self._fetched and _includes(other, needs)
         ]
-        return max(wider, key=lambda other: sum(b.volume for held in other for b in held), default=needs)
+        return max(wider, key=_elements, default=needs)
+
+
+def _elements(needs: Needs) -> int:
+    """How many elements all devices need together."""
+    return sum(box.volume for held in needs for box in held)
 
 
 def _includes(needs: Needs, others: Needs) -> bool:
