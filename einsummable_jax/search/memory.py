@@ -187,6 +187,8 @@ class _Liveness:
         if fetch.exchange is not None and fetch.exchange not in self._delivered:
             self._delivered.add(fetch.exchange)
             exchange = self.plan.exchanges[fetch.exchange]
+            if fetch.exchange in self.plan.early_exchanges:
+                begin = self.step_of[self.producer[tensor]] if tensor in self.producer else 0
             self._read(self._version(tensor, exchange.version), begin, None)
             held = self._bytes(self.plan.relations[tensor][exchange.delivers])
             self.buffers[tensor, exchange.delivers] = _Buffer(tensor, "exchanged", held, begin, begin)
