@@ -22,7 +22,7 @@ from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.carries import carry_calls
-from einsummable_jax.search.constrained import constrained_candidates, constraint_in
+from einsummable_jax.search.constrained import constrained_calls, constrained_tensors, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.coupling import Coupling, Endpoint, PartsTable
 from einsummable_jax.search.cover_search import CoverSearch
@@ -138,7 +138,8 @@ class Model:
             *zip(self.graph.inputs, self._boundary.inputs, strict=True),
             *zip(self.graph.outputs, self._boundary.outputs, strict=True),
         )
-        return [(tensor, layout) for tensor, layout in pairs if layout is not None]
+        fixed = [(tensor, layout) for tensor, layout in pairs if layout is not None]
+        return [*fixed, *constrained_tensors(self.graph)]
 
     def _add_boundary(self) -> None:
         first_use: dict[int, int] = {}
@@ -291,8 +292,7 @@ class Model:
         shape = self.graph.tensors[self.graph.operations[group.members[0]].results[0]].shape
         key = ("constrained", shape, constraint)
         if key not in self._memo:
-            fixed = constrained_candidates(constraint, shape, group, self.topology.num_devices)
-            self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
+            self._memo[key] = constrained_calls(constraint, shape, group, self.topology.num_devices)
         return self._memo[key]
 
     def _carried(self, group: Group, flows_from: Sequence[FlowFrom]) -> CarriedCalls:
