@@ -85,7 +85,7 @@ def random_energy(seed: int) -> tuple[Energy, dict[int, tuple[int, ...]]]:
 
 def by_hand(energy: Energy, branch_of, states) -> float:
     """Costs by branch, the larger one counting."""
-    totals = {None: energy.constant, (0, 1): 0.0, (2, 3): 0.0}
+    totals: dict = {None: energy.constant, (0, 1): 0.0, (2, 3): 0.0}
     for i, unary in enumerate(energy.unaries):
         totals[branch_of.get(i)] += unary[states[i]]
     for (i, j), table in energy.pairwise.items():
