@@ -15,7 +15,7 @@ from einsummable_jax.topology import Topology, machine
 from experiments import workloads
 from experiments.models import llama
 
-SLACK_LOW, SLACK_HIGH = 0.7, 1.3
+SLACK_LOW, SLACK_HIGH = 0.93, 1.3
 """Predicted peaks lie within these factors of XLA's."""
 
 
@@ -45,6 +45,10 @@ def loss(w1, x, w2):
     return two_layers(x, w1, w2).sum()
 
 
+def stacked_layers(w, x):
+    return jax.lax.scan(lambda c, layer: (jnp.tanh(c @ layer), None), x, w)[0].sum()
+
+
 SMALL = llama.LlamaConfig(dim=64, heads=4, kv_heads=2, ffn=128, layers=1)
 
 
@@ -70,6 +74,7 @@ CASES = {
     ),
     "gradient": (jax.grad(loss), (f32(128, 256), f32(64, 128), f32(256, 128)), ()),
     "uneven gradient": (jax.grad(loss), (f32(130, 252), f32(66, 130), f32(252, 135)), ()),
+    "gradient of a loop": (jax.grad(stacked_layers), (f32(6, 128, 128), f32(256, 128)), ()),
     "block": block_case(4, 64),
     "train step, donated": train_case(),
 }
