@@ -19,6 +19,9 @@ from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_la
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
 
+STREAMED = "streamed"
+"""Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
+
 _MONOIDS = {
     "reduce_sum": Monoid.SUM,
     "dot_general": Monoid.SUM,
@@ -90,8 +93,8 @@ class TileKernel:
                 jnp.full(shape, sink.monoid.identity(sink.dtype), sink.dtype)
                 for shape, sink in zip(results, self.sinks, strict=True)
             ]
-        sweep = _Sweep(self, tuple(sizes), tuple(starts), operands)
-        return sweep.run(results)
+        with jax.named_scope(STREAMED):
+            return _Sweep(self, tuple(sizes), tuple(starts), operands).run(results)
 
 
 class _Sweep:

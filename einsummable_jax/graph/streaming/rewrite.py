@@ -12,15 +12,12 @@ from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
-from einsummable_jax.graph.streaming.kernel import Sink, TileKernel, monoid_of, running_dtype
+from einsummable_jax.graph.streaming.kernel import STREAMED, Sink, TileKernel, monoid_of, running_dtype
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.regions import find_regions
 from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
-
-STREAMED = "streamed"
-"""Name of the operations made here."""
 
 
 def stream(
