@@ -11,19 +11,27 @@ import jax
 import jax.numpy as jnp
 
 from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.graph.streaming import stream
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function and the shapes it is called with."""
+    """A function and the shapes it is called with.
+
+    Attributes:
+      function: The function.
+      arguments: Shapes and dtypes.
+      min_bytes: Least size of what is streamed; None: as for a user's function.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[jax.ShapeDtypeStruct, ...]
+    min_bytes: int | None = None
 
     @functools.cached_property
     def graph(self) -> Graph:
         """Its operations."""
-        return build_graph(jax.make_jaxpr(self.function)(*self.arguments))
+        return stream(build_graph(jax.make_jaxpr(self.function)(*self.arguments)), self.min_bytes)
 
 
 def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Program:
@@ -61,6 +69,38 @@ def grouped_attention(
     """Grouped-query attention without a mask."""
     q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
     return _program(_attend_groups, dtype, q, kv, kv)
+
+
+def masked_attention(
+    heads: int,
+    kv_heads: int,
+    tokens: int,
+    head_dim: int,
+    boundaries: tuple[int, ...] | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> Program:
+    """Grouped-query attention under a known mask: causal, or within the documents of a packed sequence.
+
+    Args:
+      heads: Query heads.
+      kv_heads: Key/value heads.
+      tokens: Tokens of the sequence.
+      head_dim: Size of a head.
+      boundaries: Where documents after the first begin; None: a causal mask.
+      dtype: Type of queries, keys and values.
+    """
+
+    def function(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        place = jnp.arange(tokens)
+        document = sum((place >= start).astype(jnp.int32) for start in boundaries or ())
+        causal = place[:, None] >= place[None, :]
+        mask = causal if boundaries is None else document[:, None] == document[None, :]
+        scores = jnp.einsum("skgd,tkd->kgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(q.dtype)
+        return jnp.einsum("kgst,tkd->skgd", weights, v)
+
+    q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
+    return dataclasses.replace(_program(function, dtype, q, kv, kv), min_bytes=1)
 
 
 def repeated_attention(

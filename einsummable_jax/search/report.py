@@ -222,7 +222,7 @@ def _row(plan: Plan, members: Sequence[int], exchanged: dict[int | None, list[in
     numbers = [n for m in members for n in exchanged.get(m, ())]
     device_flops = [
         sum(
-            op.spec.flops * box.volume / max(op.spec.space.volume, 1)
+            op.spec.flops * op.spec.share(box)
             for m, op in zip(members, operations, strict=True)
             for box in plan.decompositions[m].calls[d]
         )

@@ -31,7 +31,7 @@ _MONOIDS = {
 _LOW_PRECISION = (jnp.bfloat16, jnp.float16)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sink:
     """What a pass aggregates.
 
@@ -87,25 +87,35 @@ class TileKernel:
         starts: list[Any] = [0] * len(sizes)
         for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
             sizes[label], starts[label] = size, start
-        results = [array.shape for array in call.results]
+        inner = self.seen.inner
+        for (_, dims), array in zip(self.swept.operands, call.operands, strict=True):
+            if inner in dims:  # no more is needed of it than the hull
+                dim = dims.index(inner)
+                sizes[inner], starts[inner] = array.shape[dim], array.starts[dim]
         if 0 in sizes:
             return [
-                jnp.full(shape, sink.monoid.identity(sink.dtype), sink.dtype)
-                for shape, sink in zip(results, self.sinks, strict=True)
+                jnp.full(array.shape, sink.monoid.identity(sink.dtype), sink.dtype)
+                for array, sink in zip(call.results, self.sinks, strict=True)
             ]
         with jax.named_scope(STREAMED):
-            return _Sweep(self, tuple(sizes), tuple(starts), operands).run(results)
+            return _Sweep(self, tuple(sizes), tuple(starts), operands, call.results).run()
 
 
 class _Sweep:
     """One run of a kernel."""
 
     def __init__(
-        self, kernel: TileKernel, sizes: tuple[int, ...], starts: tuple[Any, ...], operands: Sequence[Any]
+        self,
+        kernel: TileKernel,
+        sizes: tuple[int, ...],
+        starts: tuple[Any, ...],
+        operands: Sequence[Any],
+        results: Sequence[LocalArray],
     ) -> None:
         self.kernel, self.sizes, self.starts = kernel, sizes, starts
         self.graph, self.swept = kernel.graph, kernel.swept
         self.operands = operands
+        self.results = dict(zip(kernel.sinks, results, strict=True))
         self.inner = kernel.seen.inner
         self.outer = [label for label in range(len(sizes)) if label != self.inner]
         self.tile = tile_sizes(sizes, kernel.shared, self.inner)
@@ -115,12 +125,12 @@ class _Sweep:
 
     # ---- loops ------------------------------------------------------------------------------------
 
-    def run(self, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    def run(self) -> list[jax.Array]:
         """The aggregates over all tiles."""
         sinks = self.kernel.sinks
         buffers = [
-            jnp.full(shape, sink.monoid.identity(sink.running), sink.running)
-            for shape, sink in zip(shapes, sinks, strict=True)
+            jnp.full(array.shape, sink.monoid.identity(sink.running), sink.running)
+            for sink, array in self.results.items()
         ]
         for kinds in itertools.product(*(self._kinds(label) for label in self.outer)):
             counts = [count for count, _, _ in kinds]
@@ -205,11 +215,19 @@ class _Sweep:
                 for sink, old in zip(self.rows, carried, strict=True)
             ]
             columns = [
-                _combine_at(old, parts[s.operation], _at(s.dims, tile.offsets), s.monoid)
+                _combine_at(old, parts[s.operation], self._place(s, tile), s.monoid)
                 for s, old in zip(self.columns, columns, strict=True)
             ]
             return carried, columns
         return self._running(tile, env, carried), columns
+
+    def _place(self, sink: Sink, tile: _Tile) -> list[Any]:
+        """Where a tile's contribution begins in a result that may reach beyond the hull."""
+        begins = self.results[sink].starts
+        offsets = [
+            0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
+        ]
+        return [jnp.asarray(offset, jnp.int32) for offset in offsets]
 
     def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
         """The running softmax: what was summed so far is rescaled when the maximum has grown."""

@@ -167,10 +167,14 @@ class _Growth:
             return False
         if not all(map(is_plain, (*op.spec.operands, *op.spec.results))):
             return False
-        read = sum(math.prod(self.graph.tensors[t].shape) for t in op.operands)
-        size = math.prod(self.graph.tensors[op.results[0]].shape)
-        makers = [self.producer.get(t) for t in op.operands if t not in self.graph.literals]
-        return size > read or (bool(makers) and all(maker in self.members for maker in makers))
+        shape = self.graph.tensors[op.results[0]].shape
+        if sum(n > 1 for n in shape) < 2:
+            return False  # small, and perhaps read along rows and along columns
+        if math.prod(shape) > sum(math.prod(self.graph.tensors[t].shape) for t in op.operands):
+            return True
+        made = [t for t in op.operands if t not in self.graph.literals]
+        makers = [self.producer[t] for t in made if t in self.producer]
+        return 0 < len(makers) == len(made) and all(map(self._joins, makers))
 
     def _consumers(self, index: int) -> list[int]:
         """The members that read the results of a member; sinks are noted."""

@@ -9,12 +9,13 @@ import numpy as np
 
 from einsummable_jax import _compat
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.hull import Hull, hull_of
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
 from einsummable_jax.graph.streaming.kernel import STREAMED, Sink, TileKernel, monoid_of, running_dtype
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
-from einsummable_jax.graph.streaming.regions import find_regions
+from einsummable_jax.graph.streaming.regions import Region, find_regions
 from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
@@ -57,14 +58,16 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
     present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
     position = {label: i for i, label in enumerate(present)}
     shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
+    within = _within(region, seen, position)
     spec = JoinAggSpec(
         labels=tuple(_label(swept, sinks, label) for label in present),
-        operands=tuple(_map(graph.tensors[t], d, position) for t, d in swept.operands),
+        operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
         kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen),
         flops=seen.share * _flops(graph, swept),
+        within=within,
     )
     last = graph.operations[max(swept.sinks)]
     return Operation(
@@ -132,11 +135,35 @@ def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:
     return Label(name, extent, Role.REPLICATED)
 
 
-def _map(tensor: Tensor, dims: DimLabels, position: Mapping[int, int]) -> ArrayMap:
-    return tuple(
-        DimMap(n) if label is None else DimMap(n, ((position[label], 1),))
-        for n, label in zip(tensor.shape, dims, strict=True)
-    )
+def _map(
+    tensor: Tensor,
+    dims: DimLabels,
+    position: Mapping[int, int],
+    within: tuple[int, Hull] | None = None,
+) -> ArrayMap:
+    found = []
+    for n, label in zip(tensor.shape, dims, strict=True):
+        if label is None:
+            found.append(DimMap(n))
+        else:
+            hull = within[1] if within is not None and within[0] == position[label] else None
+            found.append(DimMap(n, ((position[label], 1),), hull=hull))
+    return tuple(found)
+
+
+def _within(region: Region, seen: Visibility, position: Mapping[int, int]) -> tuple[int, Hull] | None:
+    """The hull of the inner label by blocks of the one other label that has most of them."""
+    if seen.trivial:
+        return None
+    outer = [label for label in range(len(region.extents)) if label != seen.inner]
+    axis = max(range(len(outer)), key=lambda a: seen.low.shape[a])
+    others = tuple(a for a in range(len(outer)) if a != axis)
+    low, high = seen.low.min(axis=others), seen.high.max(axis=others)
+    label, extent = outer[axis], region.extents[outer[axis]]
+    if len(low) == 1:
+        return None
+    bounds = tuple(low.tolist()), tuple(high.tolist())
+    return position[seen.inner], hull_of(position[label], extent, seen.blocks[axis], *bounds)
 
 
 def _is_shared(graph: Graph, swept: Pass, label: int) -> bool:

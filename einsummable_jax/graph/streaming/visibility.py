@@ -177,14 +177,12 @@ _MOVES = frozenset(
 
 def _add(_: Any, x: Bounds, y: Bounds) -> Bounds:
     masked = is_masked(x) | is_masked(y)
-    low, high = x[0] + y[0], x[1] + y[1]
-    return low, np.where(masked, np.minimum(high, MASKED), high)
+    return np.where(masked, -np.inf, x[0] + y[0]), np.where(masked, MASKED, x[1] + y[1])
 
 
 def _sub(params: Any, x: Bounds, y: Bounds) -> Bounds:
     masked = is_masked(x)
-    low, high = x[0] - y[1], x[1] - y[0]
-    return low, np.where(masked, np.minimum(high, MASKED), high)
+    return np.where(masked, -np.inf, x[0] - y[1]), np.where(masked, MASKED, x[1] - y[0])
 
 
 def _mul(_: Any, x: Bounds, y: Bounds) -> Bounds:
