@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from einsummable_jax.graph import Graph, JoinAggSpec, Operation
+from einsummable_jax.graph.streaming import STREAMED
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 DeviceBoxes = tuple[Box, ...]
 """The box of each device."""
 
-BALANCED_OPERATIONS = frozenset({"conv_general_dilated", "dot_general", "fft"})
+BALANCED_OPERATIONS = frozenset({"conv_general_dilated", "dot_general", "fft", STREAMED})
 """Operations whose work must be spread evenly; any other may be repeated."""
 BALANCE = 1.01
 """Largest work of a device over the mean that still counts as even."""
@@ -113,7 +114,7 @@ def balanced_calls(operation: Operation, num_devices: int) -> list[DeviceBoxes]:
     found = [boxes for cut, boxes in mesh_cells(extents, num_devices) if _admits(spec, cut, boxes)]
     if operation.primitive not in BALANCED_OPERATIONS:
         return found
-    loads = [max(box.volume for box in boxes) * num_devices / max(spec.space.volume, 1) for boxes in found]
+    loads = [max(map(spec.share, boxes)) * num_devices for boxes in found]
     bound = max(BALANCE, min(loads))
     return [boxes for boxes, load in zip(found, loads, strict=True) if load <= bound]
 

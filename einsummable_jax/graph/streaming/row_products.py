@@ -2,8 +2,8 @@
 
 The gradient of a softmax needs, for each row, the sum of its probabilities times their gradients, which is
 ``sum_t p[s, t] dp[s, t]``, where ``dp[s, t] = sum_h do[s, h] v[t, h]``. If ``sum_t p[s, t] v[t, h]`` is
-known, as ``o[s, h]``, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed (FlashAttention, arXiv
-2205.14135, section B.4). Factors that are the same all along a row are drawn out of both sums.
+known, as ``o[s, h]``, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed (FlashAttention,
+arXiv 2205.14135, section B.4). Factors that are the same all along a row are drawn out of both sums.
 """
 
 from __future__ import annotations
