@@ -26,7 +26,11 @@ from experiments.workloads import Workload, argument_shapes, block_function
 
 
 def model(
-    config: LlamaConfig, workload: Workload, devices: Sequence[jax.Device], topology: Topology
+    config: LlamaConfig,
+    workload: Workload,
+    devices: Sequence[jax.Device],
+    topology: Topology,
+    baselines: Sequence[str] = tuple(BASELINES),
 ) -> list[dict[str, Any]]:
     """Modelled time, as if in bfloat16, of one workload on every baseline and on ours.
 
@@ -35,6 +39,7 @@ def model(
       workload: What to run.
       devices: CPU devices to compile for, as many as the machine has.
       topology: The machine.
+      baselines: Which; one of Megatron's family at least.
 
     Returns:
       A row per program, ours last.
@@ -42,7 +47,7 @@ def model(
     machine = halved_elements(topology)
     times: dict[str, ModelledTime] = {}
     rows: list[dict[str, Any]] = []
-    for name in BASELINES:
+    for name in baselines:
         try:
             baseline = BASELINES[name](config, workload, len(devices))
         except DoesNotApply as reason:

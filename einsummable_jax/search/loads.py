@@ -1,4 +1,4 @@
-"""How much work each device has: points of its part of an iteration space, but for those that cost nothing."""
+"""How much work each device has: points of its part of a space, but for those that cost nothing."""
 
 from __future__ import annotations
 
