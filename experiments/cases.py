@@ -164,13 +164,13 @@ CASES = (
     Case("1", "matmul 8192^3", 8, matmul(8192, 8192, 8192), matmul(64, 64, 64), 384 * MIB, 384 * MIB),
     Case("2", "matmul 7680^3", 5, matmul(7680, 7680, 7680), matmul(60, 60, 60), 292.5 * MIB, 450 * MIB),
     Case("3", "matmul 6144^3", 6, matmul(6144, 6144, 6144), matmul(48, 48, 48), 192 * MIB, 216 * MIB),
-    Case("4", "attention, 12 heads", 8, attention(12, 8192, 128), attention(12, 32, 8), 16 * MIB, 48 * MIB),
+    Case("4", "attention, 12 heads", 8, attention(12, 8192, 128), attention(12, 96, 8), 16 * MIB, 48 * MIB),
     Case(
         "5",
         "attention, 40 / 10 heads",
         8,
         grouped_attention(40, 10, 4096, 128),
-        grouped_attention(40, 10, 16, 8),
+        grouped_attention(40, 10, 64, 8),
         12 * MIB,
         60 * MIB,
     ),
@@ -346,7 +346,7 @@ def _attention_variant(heads: int, kv_heads: int, num_devices: int, write: Calla
     shapes = (heads,) if write is attention else (heads, kv_heads)
     style = " repeated" if write is repeated_attention else ""
     name = f"attention, {' / '.join(map(str, shapes))} heads{style}"
-    return Case("4-5", name, num_devices, write(*shapes, 4096, 128), write(*shapes, 24, 8), goal)
+    return Case("4-5", name, num_devices, write(*shapes, 4096, 128), write(*shapes, 72, 8), goal)
 
 
 def _rows_variant(name: str, num_devices: int, full: Program, small: Program) -> Case:

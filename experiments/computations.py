@@ -38,6 +38,11 @@ def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...])
     return Program(function, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
 
 
+def _streamed(program: Program) -> Program:
+    """The program, planned at any size as it would be at a large one."""
+    return dataclasses.replace(program, min_bytes=1)
+
+
 def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16) -> Program:
     """``[m, k] @ [k, n]``."""
     return _program(jnp.matmul, dtype, (m, k), (k, n))
@@ -60,7 +65,7 @@ def _attend_repeated(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def attention(heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16) -> Program:
     """Multi-head attention without a mask."""
-    return _program(_attend, dtype, *[(tokens, heads, head_dim)] * 3)
+    return _streamed(_program(_attend, dtype, *[(tokens, heads, head_dim)] * 3))
 
 
 def grouped_attention(
@@ -68,7 +73,7 @@ def grouped_attention(
 ) -> Program:
     """Grouped-query attention without a mask."""
     q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_groups, dtype, q, kv, kv)
+    return _streamed(_program(_attend_groups, dtype, q, kv, kv))
 
 
 def masked_attention(
@@ -92,7 +97,9 @@ def masked_attention(
 
     def function(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         place = jnp.arange(tokens)
-        document = sum((place >= start).astype(jnp.int32) for start in boundaries or ())
+        document = jnp.zeros(tokens, jnp.int32)
+        for start in boundaries or ():
+            document += place >= start
         causal = place[:, None] >= place[None, :]
         mask = causal if boundaries is None else document[:, None] == document[None, :]
         scores = jnp.einsum("skgd,tkd->kgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
@@ -100,7 +107,7 @@ def masked_attention(
         return jnp.einsum("kgst,tkd->skgd", weights, v)
 
     q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
-    return dataclasses.replace(_program(function, dtype, q, kv, kv), min_bytes=1)
+    return _streamed(_program(function, dtype, q, kv, kv))
 
 
 def repeated_attention(
@@ -108,7 +115,7 @@ def repeated_attention(
 ) -> Program:
     """The same, written with ``jnp.repeat`` of keys and values."""
     q, kv = (tokens, heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_repeated, dtype, q, kv, kv)
+    return _streamed(_program(_attend_repeated, dtype, q, kv, kv))
 
 
 def fused_projection(tokens: int, width: int, out: int, pieces: int, dtype: Any = jnp.bfloat16) -> Program:

@@ -2,9 +2,9 @@
 
     python -m experiments.long_context [--tokens=16384] [--json=FILE]
 
-Modelled on a `dgx_a100` at LLaMA-7B width for 131,072 tokens: baselines by the roofline of their compiled HLO,
-in which XLA stores every score; ours by that of its plan. Then executed on CPU devices at a width of 256. A
-baseline whose scores do not fit this machine's memory is left out, and said to be.
+Modelled on a `dgx_a100` at LLaMA-7B width for 131,072 tokens: baselines by the roofline of their compiled
+HLO, in which XLA stores every score; ours by that of its plan. Then executed on CPU devices at a width of
+256. A baseline whose scores do not fit this machine's memory is left out, and said to be.
 
 Summary: ``modelled_speedup_megatron`` (Megatron's modelled time over ours), ``ratio_ulysses`` and
 ``ratio_megatron`` (measured time over ours; absent where the baseline was left out).

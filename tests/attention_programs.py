@@ -93,3 +93,41 @@ def with_gradients(function):
         return out, *gradients
 
     return run
+
+
+# ---- as libraries write it ---------------------------------------------------------------------------
+
+
+def like_flax(q, k, v, mask=None, keep=None):
+    """``[..., length, heads, size]``; masks by the least number; dropout of the weights."""
+    weights = jnp.einsum("...qhd,...khd->...hqk", q / jnp.sqrt(q.shape[-1]).astype(q.dtype), k)
+    if mask is not None:
+        weights = jnp.where(mask, weights, jnp.finfo(weights.dtype).min)
+    weights = jax.nn.softmax(weights).astype(q.dtype)
+    if keep is not None:
+        weights = weights * (keep.astype(q.dtype) / 0.9)
+    return jnp.einsum("...hqk,...khd->...qhd", weights, v)
+
+
+def like_equinox(q, k, v, mask=None, keep=None):
+    """One head, mapped over heads and sequences."""
+
+    def one_head(q, k, v):
+        logits = jnp.einsum("sd,Sd->sS", q / jnp.sqrt(q.shape[-1]), k)
+        if mask is not None:
+            logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+        weights = jax.nn.softmax(logits, axis=-1)
+        return jnp.einsum("sS,Sd->sd", weights, v)
+
+    return jax.vmap(jax.vmap(one_head, in_axes=1, out_axes=1))(q, k, v)
+
+
+def like_haiku(q, k, v, mask=None, keep=None):
+    """``einsum`` over heads, the mask last, a large number of its own."""
+    logits = jnp.einsum("...thd,...Thd->...htT", q, k) * (1 / np.sqrt(q.shape[-1]))
+    if mask is not None:
+        logits = jnp.where(mask, logits, -1e30)
+    return jnp.einsum("...htT,...Thd->...thd", jax.nn.softmax(logits), v)
+
+
+LIBRARIES = [like_flax, like_equinox, like_haiku]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from attention_programs import (
     HEADS,
+    LIBRARIES,
     MASKS,
     NORMALISATIONS,
     attention,
     causal,
     draw_heads,
+    like_flax,
     nothing,
     some_rows_empty,
     window,
@@ -90,6 +92,26 @@ def test_library_attention(implementation, is_causal):
         q, k, v, is_causal=is_causal, implementation=implementation
     )
     check(with_gradients(function), q, k, v)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_as_libraries_write_it(library):
+    q, k, v = draw_heads("mha", 40, 40)
+    q = q.reshape(2, 40, -1, q.shape[-1])
+    forward = lambda q, k, v: library(q, k, v, causal(40, 40))  # noqa: E731
+    graph = check(with_gradients(forward), q, k, v, passes=2)
+    assert "softmax" in streamed(graph)[0].params["how"]
+
+
+def test_dropout():
+    q, k, v = draw_heads("mha", 40, 40)
+    q = q.reshape(2, 40, -1, q.shape[-1])
+
+    def function(q, k, v):
+        keep = jax.random.bernoulli(jax.random.key(0), 0.9, (2, q.shape[2], 40, 40))
+        return like_flax(q, k, v, causal(40, 40), keep)
+
+    check(with_gradients(function), q, k, v, passes=2)
 
 
 def test_softmax_is_one_pass():

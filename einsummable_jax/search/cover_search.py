@@ -203,8 +203,9 @@ class CoverSearch:
         form = self._forms[number]
         p, extents, cuttable = len(form.devices), form.extents, form.cuttable
         yield from itertools.islice(segments(extents, cuttable, points, p), MAX_SEEDS)
-        if self.groups[number].within is not None:
-            hull = self.groups[number].within[1]
+        within = self.groups[number].within
+        if within is not None:
+            hull = within[1]
             yield from folded(extents, cuttable, hull.label, p)
             yield from at_edges(extents, cuttable, hull, p)
         runs = {
