@@ -88,7 +88,8 @@ def measure(mask: str, heads: str, dtype: Any, counts: tuple[int, ...], seed: in
         out, pull_back = jax.vjp(lambda q, k, v: attention(q, k, v, MASKS[mask](jnp)), q, k, v)
         return out, *pull_back(g)
 
-    wanted = exact(*(np.asarray(x).astype(np.float64) for x in (q, k, v, g)), MASKS[mask](np))
+    wide = [np.asarray(x).astype(np.float64) for x in (q, k, v, g)]
+    wanted = exact(*wide, mask=MASKS[mask](np))
     theirs = _errors(jax.jit(function)(q, k, v, g), wanted)
     rows = []
     for count in counts:
