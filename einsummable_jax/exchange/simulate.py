@@ -1,70 +1,265 @@
-"""A cheap model of the time an exchange program takes on a machine.
+"""The time an exchange program takes on a machine, by simulating its moves.
 
-Each round takes the machine's latency, then as long as its busiest resource: what a device sends in all, what
-it receives in all, a link, a cut, a memory. Where devices share one memory the exchange takes the
-latency once, then all reads and writes of all devices over what it can send and receive in all.
+A device does its part of a round, the moves into its own buffers, once it has finished its part of the round
+before and everything that the moves read has been written and has arrived; rounds are no barriers between
+devices. A move is transferred at the rate at which all moves of its round would end together if they
+were alone (so a round by itself takes as long as its busiest port, link or cut), and starts once its connections
+have that much to spare; among moves that wait for a connection the first in the program goes first. What is
+written arrives after the machine's latency.
+
+Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
+must carry all that is read and written.
+
+Where devices share one memory the exchange takes the latency once, then all reads and writes of all devices
+over what it can send and receive in all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import heapq
+import math
 
+import numpy as np
+
+from einsummable_jax.exchange.dependencies import dependencies
+from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.program import ExchangeProgram, Move
 from einsummable_jax.topology import Topology
 
+_ROUNDING = 1e-9
+"""Rates and times that differ by less than this share count as equal."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RoundTraffic:
-    """Bytes that one round moves.
+class Transfer:
+    """When one move happens.
 
     Attributes:
-      sent: For each ordered pair of devices with traffic, the bytes that the second reads from the first.
-      touched: For each device, the bytes of its memory read and written.
+      round: Round of the move.
+      position: Position among the moves of the round.
+      start_s: When its first byte is sent.
+      sent_s: When its last byte is sent.
+      arrived_s: When its last byte can be read at the destination.
     """
 
-    sent: dict[tuple[int, int], int]
-    touched: list[int]
+    round: int
+    position: int
+    start_s: float
+    sent_s: float
+    arrived_s: float
 
 
-def round_traffic(moves: Iterable[Move], itemsize: int, num_devices: int) -> RoundTraffic:
-    """The traffic of the ``moves`` of one round."""
-    sent: dict[tuple[int, int], int] = {}
-    touched = [0] * num_devices
-    for move in moves:
-        destination = move.destination.device
-        moved_bytes = move.destination.box.volume * itemsize
-        touched[destination] += moved_bytes
-        for source in move.sources:
-            touched[source.device] += moved_bytes
-            if source.device != destination:
-                pair = (source.device, destination)
-                sent[pair] = sent.get(pair, 0) + moved_bytes
-    return RoundTraffic(sent, touched)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happens when a program runs.
 
+    Attributes:
+      seconds: When all is done.
+      transfers: The moves in the order of the program, without copies that wait for nothing.
+    """
 
-def round_seconds(traffic: RoundTraffic, topology: Topology) -> float:
-    """Modelled seconds of one round, on a machine whose devices have a memory each."""
-    busiest_s = max(traffic.touched) / topology.memory_bandwidth
-    if not traffic.sent:
-        return topology.kernel_s + busiest_s
-    sends, receives = [0] * topology.num_devices, [0] * topology.num_devices
-    for (source, destination), sent_bytes in traffic.sent.items():
-        sends[source] += sent_bytes
-        receives[destination] += sent_bytes
-        bandwidth = topology.links.get((source, destination))
-        if bandwidth is not None:
-            busiest_s = max(busiest_s, sent_bytes / bandwidth)
-    for cut in topology.cuts:
-        crossing = sum(sent for pair, sent in traffic.sent.items() if cut.carries(*pair))
-        busiest_s = max(busiest_s, crossing / cut.bandwidth)
-    return topology.latency_s + max(busiest_s, max(sends) / topology.egress, max(receives) / topology.ingress)
+    seconds: float
+    transfers: tuple[Transfer, ...]
 
 
 def simulate_seconds(program: ExchangeProgram, topology: Topology) -> float:
-    """Modelled seconds of ``program`` on ``topology``; zero for a program that moves nothing."""
-    traffics = [round_traffic(moves, program.dtype.itemsize, program.num_devices) for moves in program.rounds]
+    """Modelled seconds of ``program`` on ``topology``; zero for a program that moves nothing.
+
+    Infinite if it moves something between devices without a connection.
+    """
+    return simulate(program, topology).seconds
+
+
+def simulate(program: ExchangeProgram, topology: Topology) -> Timeline:
+    """When each move of ``program`` happens on ``topology``."""
     if topology.shared:
-        touched_bytes = sum(sum(traffic.touched) for traffic in traffics)
-        return topology.latency_of(len(traffics)) + touched_bytes / (topology.egress + topology.ingress)
-    return sum(round_seconds(traffic, topology) for traffic in traffics)
+        return _in_one_memory(program, topology)
+    work = _work_of(program, topology)
+    if work is None:
+        return Timeline(math.inf, ())
+    transfers = tuple(sorted(_transfers(work, topology), key=lambda t: (t.round, t.position)))
+    if not program.rounds:
+        return Timeline(0.0, ())
+    fixed_s = topology.latency_s if any(program.bytes_received) else topology.kernel_s
+    memory_s = max(_touched_bytes(program)) / topology.memory_bandwidth
+    return Timeline(max(fixed_s + memory_s, *(t.arrived_s for t in transfers), 0.0), transfers)
+
+
+def _in_one_memory(program: ExchangeProgram, topology: Topology) -> Timeline:
+    rate = topology.egress + topology.ingress
+    now, transfers = 0.0, []
+    for number, moves in enumerate(program.rounds):
+        latency_s = topology.latency_of(number + 1)
+        start = latency_s + now
+        now += sum(_size(move, program) * (1 + len(move.sources)) for move in moves) / rate
+        end = latency_s + now
+        transfers += [Transfer(number, position, start, end, end) for position in range(len(moves))]
+    return Timeline(topology.latency_of(len(program.rounds)) + now, tuple(transfers))
+
+
+def _size(move: Move, program: ExchangeProgram) -> int:
+    """Bytes that a move writes."""
+    return move.destination.box.volume * program.dtype.itemsize
+
+
+def _touched_bytes(program: ExchangeProgram) -> list[int]:
+    """Bytes of each device's memory that are read and written."""
+    touched = [0] * program.num_devices
+    for moves in program.rounds:
+        for move in moves:
+            size = _size(move, program)
+            touched[move.destination.device] += size
+            for source in move.sources:
+                touched[source.device] += size
+    return touched
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Batch:
+    """A device's part of a round.
+
+    Attributes:
+      moves: Its moves.
+      missing: How many things it waits for: the batch before, and moves that write what it reads.
+      unsent: How many of its moves are not yet sent.
+      after: The device's next batch.
+    """
+
+    moves: list[_Work] = dataclasses.field(default_factory=list)
+    missing: int = 0
+    unsent: int = 0
+    after: _Batch | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Work:
+    """One move.
+
+    Attributes:
+      number: Position in the program.
+      place: Its round, and its position there.
+      size: Bytes that it writes.
+      uses: The resources it takes, and how many times its own rate it takes of each.
+      delay_s: How long after it is sent it arrives.
+      batch: The batch it is in.
+      rate: Bytes/s.
+      readers: Batches that read what it writes.
+      start_s: When its first byte is sent.
+    """
+
+    number: int
+    place: tuple[int, int]
+    size: int
+    uses: tuple[tuple[int, int], ...]
+    delay_s: float
+    batch: _Batch
+    rate: float = 0.0
+    readers: list[_Batch] = dataclasses.field(default_factory=list)
+    start_s: float = 0.0
+
+
+def _capacities(topology: Topology) -> list[float]:
+    """What each connection, and then each memory, can carry, bytes/s."""
+    memories = [topology.memory_bandwidth] * topology.num_devices
+    return [*network_of(topology).capacities.tolist(), *memories]
+
+
+def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None:
+    """The moves that must be timed; None if a connection that they need does not exist."""
+    network, capacities = network_of(topology), _capacities(topology)
+    numbers = network.edge_numbers.tolist()
+    resources = [np.flatnonzero(column).tolist() for column in network.uses.T]
+    writers = dependencies(program)
+    read = {writer for some in writers for writer in some}
+    found: dict[int, _Work] = {}
+    latest: dict[int, _Batch] = {}
+    number = -1
+    for round_number, moves in enumerate(program.rounds):
+        batches: dict[int, _Batch] = {}
+        load = [0.0] * len(capacities)
+        for position, move in enumerate(moves):
+            number += 1
+            device = move.destination.device
+            uses: dict[int, int] = {}
+            for source in move.sources:
+                if source.device != device:
+                    if numbers[source.device][device] < 0:
+                        return None
+                    for resource in resources[numbers[source.device][device]]:
+                        uses[resource] = uses.get(resource, 0) + 1
+            delay_s = topology.latency_s
+            if not uses:
+                if not writers[number] and number not in read:
+                    continue  # waits for nothing, and nothing waits for it
+                uses[len(network.capacities) + device] = 1 + len(move.sources)
+                delay_s = topology.kernel_s
+            batch = batches.setdefault(device, _Batch())
+            size = _size(move, program)
+            work = _Work(number, (round_number, position), size, tuple(uses.items()), delay_s, batch)
+            for resource, times in work.uses:
+                load[resource] += times * size
+            batch.moves.append(work)
+            for writer in writers[number]:
+                found[writer].readers.append(batch)
+                batch.missing += 1
+            found[number] = work
+        busy_s = max(used / capacity for used, capacity in zip(load, capacities, strict=True))
+        for device, batch in batches.items():
+            batch.unsent = len(batch.moves)
+            for work in batch.moves:
+                work.rate = work.size / busy_s
+            if device in latest:
+                latest[device].after = batch
+                batch.missing += 1
+            latest[device] = batch
+    return list(found.values())
+
+
+def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
+    """Run the moves: each starts as soon as its batch may and its connections can take its rate."""
+    free = _capacities(topology)
+    enough = [capacity * -_ROUNDING for capacity in free]
+    events: list[tuple[float, int, int, _Work]] = []  # time, whether it arrives then (or is sent), number
+    waiting = [w for w in work if not w.batch.missing]
+    transfers: list[Transfer] = []
+    now = 0.0
+    while waiting or events:
+        taken, still = [False] * len(free), []
+        for move in waiting:
+            if any(taken[r] or free[r] - times * move.rate < enough[r] for r, times in move.uses):
+                for resource, _ in move.uses:
+                    taken[resource] = True  # by whoever has waited for it first
+                still.append(move)
+                continue
+            for resource, times in move.uses:
+                free[resource] -= times * move.rate
+            move.start_s = now
+            heapq.heappush(events, (now + move.size / move.rate, 0, move.number, move))
+        waiting, eligible = still, []
+        now = events[0][0]
+        while events and events[0][0] <= now * (1 + _ROUNDING):
+            time_s, arrives, number, move = heapq.heappop(events)
+            if arrives:
+                eligible += [batch for batch in move.readers if _no_longer_missing(batch)]
+                continue
+            for resource, times in move.uses:
+                free[resource] += times * move.rate
+            arrival_s = time_s + move.delay_s
+            transfers.append(Transfer(*move.place, move.start_s, time_s, arrival_s))
+            if move.readers:
+                heapq.heappush(events, (arrival_s, 1, number, move))
+            move.batch.unsent -= 1
+            after = move.batch.after
+            if not move.batch.unsent and after is not None and _no_longer_missing(after):
+                eligible.append(after)
+        if eligible:
+            waiting += [move for batch in eligible for move in batch.moves]
+            waiting.sort(key=lambda move: move.number)
+    return transfers
+
+
+def _no_longer_missing(batch: _Batch) -> bool:
+    """Count one thing less that ``batch`` waits for; whether it was the last."""
+    batch.missing -= 1
+    return not batch.missing
