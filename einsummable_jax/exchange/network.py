@@ -20,7 +20,8 @@ class Network:
       resources: What each resource is, in words.
       capacities: Bytes/s of each resource, ``[R]``.
       uses: 1.0 where an edge uses a resource, ``[R, E]``.
-      latency_s: Seconds before the first byte that an edge carries arrives.
+      egress: Bytes/s that a device can send in all.
+      ingress: Bytes/s that a device can receive in all.
     """
 
     num_devices: int
@@ -28,7 +29,8 @@ class Network:
     resources: tuple[str, ...]
     capacities: np.ndarray
     uses: np.ndarray
-    latency_s: float
+    egress: float
+    ingress: float
 
     @functools.cached_property
     def edge_numbers(self) -> np.ndarray:
@@ -41,6 +43,23 @@ class Network:
     def edge_bandwidths(self) -> np.ndarray:
         """Bytes/s of each edge when nothing else moves, ``[E]``."""
         return np.where(self.uses > 0, self.capacities[:, None], np.inf).min(axis=0)
+
+    @functools.cached_property
+    def port_bandwidths(self) -> np.ndarray:
+        """Bytes/s that each device can send, and receive, at most, ``[2, n]``."""
+        sums = np.zeros((2, self.num_devices))
+        for side, port in enumerate((self.egress, self.ingress)):
+            np.add.at(sums[side], self.edges[:, side], self.edge_bandwidths)
+            np.minimum(sums[side], port, out=sums[side])
+        return sums
+
+    @functools.cached_property
+    def hops(self) -> np.ndarray:
+        """Fewest edges from each device to each other, ``[n, n]``; infinite where there is no way."""
+        found = self.matrix(np.ones(len(self.edges)))
+        for middle in range(self.num_devices):
+            np.minimum(found, found[:, middle, None] + found[None, middle], out=found)
+        return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """Values per edge as a matrix ``[n, n]``: infinite without a connection, zero on the diagonal."""
@@ -74,4 +93,5 @@ def network_of(topology: Topology) -> Network:
         words = f"cut {sorted(cut.sources)}-{sorted(cut.destinations)}"
         add(words, cut.bandwidth, np.array([cut.carries(a, b) for a, b in pairs], bool))
     uses = np.array(rows, np.float64).reshape(len(rows), len(pairs))
-    return Network(n, edges, tuple(names), np.array(capacities), uses, topology.latency_s)
+    ports = topology.egress, topology.ingress
+    return Network(n, edges, tuple(names), np.array(capacities), uses, *ports)

@@ -55,8 +55,8 @@ class Packer:
         self._routes: dict[tuple[int, Route], None] = {}
         self._loads: list[np.ndarray] = []
 
-    def pack(self, hops: int, iterations: int, tolerance: float = 1e-3) -> Packing:
-        """The best packing found with trees of at most ``hops`` edges from a root to a leaf.
+    def pack(self, hops: int, iterations: int, tolerance: float = 1e-3) -> tuple[Packing, int]:
+        """The best packing found with trees of at most ``hops`` edges, and how many linear programs it took.
 
         Args:
           hops: Limit on both sides of a route's owner.
@@ -67,11 +67,12 @@ class Packer:
         best, best_prices = 0.0, uniform
         bound, _ = self._price(uniform, hops)
         if math.isinf(bound):
-            return Packing(math.inf, math.inf, (), np.zeros(0))
+            return Packing(math.inf, math.inf, (), np.zeros(0)), 0
         best = bound
-        seconds, amounts = math.inf, np.zeros(0)
-        for _ in range(iterations):
+        seconds, amounts, solved = math.inf, np.zeros(0), 0
+        while solved < iterations:
             seconds, amounts, prices = self._master()
+            solved += 1
             if seconds <= best * (1 + tolerance):
                 break
             added = False
@@ -85,7 +86,8 @@ class Packer:
             if not added:
                 break
         scale_s = self._total / self._scale
-        return Packing(seconds * scale_s, best * scale_s, tuple(self._routes), amounts * self._total)
+        amounts = np.append(amounts, np.zeros(len(self._loads) - len(amounts))) * self._total
+        return Packing(seconds * scale_s, best * scale_s, tuple(self._routes), amounts), solved
 
     def _master(self) -> tuple[float, np.ndarray, np.ndarray]:
         """Seconds, amounts and prices of the best packing of the routes known (all scaled)."""

@@ -129,7 +129,7 @@ class _Program:
         upper = sparse.vstack([self._resource_rows(total, fastest), self._order_rows()], format="csr")
         equal, totals = self._total_rows()
         found = linprog(
-            cost, A_ub=upper, b_ub=np.zeros(upper.shape[0]), A_eq=equal, b_eq=totals, method="highs"
+            cost, A_ub=upper, b_ub=np.zeros(upper.shape[0]), A_eq=equal, b_eq=totals, method="highs-ipm"
         )
         if found.x is None:
             return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
-import math
-from collections.abc import Sequence
 
 from einsummable_jax.exchange.builder import ProgramBuilder
-from einsummable_jax.exchange.commodities import Commodity, Flow, WantedPiece
-from einsummable_jax.exchange.pieces import Bounds
+from einsummable_jax.exchange.commodities import Flow, WantedPiece
+from einsummable_jax.exchange.line import Line
 from einsummable_jax.exchange.program import ExchangeProgram, Slice
 from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan
 from einsummable_jax.exchange.routes import Route, Step, Value
@@ -30,7 +27,7 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
     for route in plan.routes:
         by_commodity.setdefault(route.commodity, []).append(route)
     for number, routes in by_commodity.items():
-        line = _Line(flow.commodities[number])
+        line = Line(flow.commodities[number])
         start, reached = 0, 0.0
         for route in routes:
             reached += route.share
@@ -43,73 +40,7 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
     return builder.program(flow.echoes)
 
 
-class _Line:
-    """The elements of a commodity in one row, piece after piece, each in row-major order."""
-
-    def __init__(self, commodity: Commodity) -> None:
-        self.pieces = commodity.pieces
-        self.groups = commodity.groups
-        volumes = [wanted.piece.box.volume for wanted in commodity.pieces]
-        self._starts = [0, *itertools.accumulate(volumes)]
-        self.length = self._starts[-1]
-
-    def near(self, position: float, slop: float) -> int:
-        """A place within ``slop`` of ``position`` that cuts as few dimensions of a piece as possible."""
-        piece = min(bisect.bisect_right(self._starts, position), len(self.pieces)) - 1
-        start, stop = self._starts[piece : piece + 2]
-        shape = self.pieces[piece].piece.box.shape
-        for dim in range(len(shape) + 1):
-            unit = math.prod(shape[dim:])
-            place = start + round((position - start) / unit) * unit
-            if abs(place - position) <= slop:
-                return min(place, stop)
-        return min(max(round(position), start), stop)
-
-    def boxes(self, start: int, stop: int) -> list[tuple[WantedPiece, Box]]:
-        """The elements from ``start`` to ``stop``."""
-        found = []
-        first = bisect.bisect_right(self._starts, start) - 1
-        for number in range(first, len(self.pieces)):
-            low, high = self._starts[number : number + 2]
-            if low >= stop:
-                break
-            piece = self.pieces[number]
-            box = piece.piece.box
-            for bounds in _row_major(box.shape, max(start, low) - low, min(stop, high) - low):
-                found.append((piece, _moved(bounds, box)))
-        return found
-
-
-def _moved(bounds: Bounds, origin: Box) -> Box:
-    return Box(tuple((a + o, b + o) for (a, b), o in zip(bounds, origin.starts, strict=True)))
-
-
-def _row_major(shape: Sequence[int], start: int, stop: int) -> list[Bounds]:
-    """Elements ``start`` to ``stop`` of an array, in row-major order, as boxes."""
-    if start >= stop:
-        return []
-    if not shape:
-        return [()]
-    unit = math.prod(shape[1:])
-    whole = tuple((0, extent) for extent in shape[1:])
-    first, last = -(-start // unit), stop // unit
-    if first > last:  # within one row
-        row = start // unit
-        inner = _row_major(shape[1:], start - row * unit, stop - row * unit)
-        return [((row, row + 1), *bounds) for bounds in inner]
-    found: list[Bounds] = []
-    if start < first * unit:
-        inner = _row_major(shape[1:], start - (first - 1) * unit, unit)
-        found += [((first - 1, first), *bounds) for bounds in inner]
-    if first < last:
-        found.append(((first, last), *whole))
-    if last * unit < stop:
-        inner = _row_major(shape[1:], 0, stop - last * unit)
-        found += [((last, last + 1), *bounds) for bounds in inner]
-    return found
-
-
-def _add_route(builder: ProgramBuilder, line: _Line, plan: RoutePlan, start: int, stop: int) -> None:
+def _add_route(builder: ProgramBuilder, line: Line, plan: RoutePlan, start: int, stop: int) -> None:
     """The moves of one route for elements ``start`` to ``stop``."""
     if start == stop:
         return
@@ -137,7 +68,7 @@ class _Places:
     """Where the values of one route are on each device, for elements ``start`` to ``stop``."""
 
     def __init__(
-        self, builder: ProgramBuilder, line: _Line, route: Route, start: int, stop: int
+        self, builder: ProgramBuilder, line: Line, route: Route, start: int, stop: int
     ) -> None:
         self._builder = builder
         self._groups = line.groups

@@ -1,11 +1,10 @@
 """The time an exchange program takes on a machine, by simulating its moves.
 
-A device does its part of a round, the moves into its own buffers, once it has finished its part of the round
-before and everything that the moves read has been written and has arrived; rounds are no barriers between
-devices. A move is transferred at the rate at which all moves of its round would end together if they
-were alone (so a round by itself takes as long as its busiest port, link or cut), and starts once its connections
-have that much to spare; among moves that wait for a connection the first in the program goes first. What is
-written arrives after the machine's latency.
+A device starts the moves into its buffers in the order of their rounds, each once what it reads has been
+written and has arrived; rounds are no barriers. A move is transferred at the rate at which all moves of its round
+would end together if they were alone (so a round by itself takes as long as its busiest port, link or cut), and
+starts once its connections have that much to spare; among moves that wait for a connection the first in the
+program goes first. What is written arrives after the machine's latency.
 
 Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
 must carry all that is read and written.
@@ -121,14 +120,14 @@ class _Batch:
 
     Attributes:
       moves: Its moves.
-      missing: How many things it waits for: the batch before, and moves that write what it reads.
-      unsent: How many of its moves are not yet sent.
+      open: Whether they may start: those of the batch before have.
+      unstarted: How many have not.
       after: The device's next batch.
     """
 
     moves: list[_Work] = dataclasses.field(default_factory=list)
-    missing: int = 0
-    unsent: int = 0
+    open: bool = True
+    unstarted: int = 0
     after: _Batch | None = None
 
 
@@ -144,7 +143,8 @@ class _Work:
       delay_s: How long after it is sent it arrives.
       batch: The batch it is in.
       rate: Bytes/s.
-      readers: Batches that read what it writes.
+      missing: How many of the moves that write what it reads have not arrived.
+      readers: Moves that read what it writes.
       start_s: When its first byte is sent.
     """
 
@@ -155,7 +155,8 @@ class _Work:
     delay_s: float
     batch: _Batch
     rate: float = 0.0
-    readers: list[_Batch] = dataclasses.field(default_factory=list)
+    missing: int = 0
+    readers: list[_Work] = dataclasses.field(default_factory=list)
     start_s: float = 0.0
 
 
@@ -200,32 +201,32 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
             for resource, times in work.uses:
                 load[resource] += times * size
             batch.moves.append(work)
+            work.missing = len(writers[number])
             for writer in writers[number]:
-                found[writer].readers.append(batch)
-                batch.missing += 1
+                found[writer].readers.append(work)
             found[number] = work
         busy_s = max(used / capacity for used, capacity in zip(load, capacities, strict=True))
         for device, batch in batches.items():
-            batch.unsent = len(batch.moves)
+            batch.unstarted = len(batch.moves)
             for work in batch.moves:
                 work.rate = work.size / busy_s
             if device in latest:
                 latest[device].after = batch
-                batch.missing += 1
+                batch.open = False
             latest[device] = batch
     return list(found.values())
 
 
 def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
-    """Run the moves: each starts as soon as its batch may and its connections can take its rate."""
+    """Run the moves: each starts as soon as it may and its connections can take its rate."""
     free = _capacities(topology)
     enough = [capacity * -_ROUNDING for capacity in free]
     events: list[tuple[float, int, int, _Work]] = []  # time, whether it arrives then (or is sent), number
-    waiting = [w for w in work if not w.batch.missing]
+    waiting = [move for move in work if move.batch.open and not move.missing]
     transfers: list[Transfer] = []
     now = 0.0
     while waiting or events:
-        taken, still = [False] * len(free), []
+        taken, still, opened = [False] * len(free), [], []
         for move in waiting:
             if any(taken[r] or free[r] - times * move.rate < enough[r] for r, times in move.uses):
                 for resource, _ in move.uses:
@@ -236,12 +237,22 @@ def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
                 free[resource] -= times * move.rate
             move.start_s = now
             heapq.heappush(events, (now + move.size / move.rate, 0, move.number, move))
-        waiting, eligible = still, []
-        now = events[0][0]
+            move.batch.unstarted -= 1
+            if not move.batch.unstarted and move.batch.after is not None:
+                move.batch.after.open = True
+                opened += [other for other in move.batch.after.moves if not other.missing]
+        waiting = still
+        if opened:
+            waiting = sorted(still + opened, key=lambda move: move.number)
+            continue
+        now, arrived = events[0][0], []
         while events and events[0][0] <= now * (1 + _ROUNDING):
             time_s, arrives, number, move = heapq.heappop(events)
             if arrives:
-                eligible += [batch for batch in move.readers if _no_longer_missing(batch)]
+                for other in move.readers:
+                    other.missing -= 1
+                    if not other.missing and other.batch.open:
+                        arrived.append(other)
                 continue
             for resource, times in move.uses:
                 free[resource] += times * move.rate
@@ -249,17 +260,6 @@ def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
             transfers.append(Transfer(*move.place, move.start_s, time_s, arrival_s))
             if move.readers:
                 heapq.heappush(events, (arrival_s, 1, number, move))
-            move.batch.unsent -= 1
-            after = move.batch.after
-            if not move.batch.unsent and after is not None and _no_longer_missing(after):
-                eligible.append(after)
-        if eligible:
-            waiting += [move for batch in eligible for move in batch.moves]
-            waiting.sort(key=lambda move: move.number)
+        if arrived:
+            waiting = sorted(waiting + arrived, key=lambda move: move.number)
     return transfers
-
-
-def _no_longer_missing(batch: _Batch) -> bool:
-    """Count one thing less that ``batch`` waits for; whether it was the last."""
-    batch.missing -= 1
-    return not batch.missing
