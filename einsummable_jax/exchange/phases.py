@@ -10,15 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from einsummable_jax.exchange.commodities import Commodity, Flow
-from einsummable_jax.exchange.line import Line
 from einsummable_jax.exchange.pieces import coalesce
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
+from einsummable_jax.exchange.routed import divided
 from einsummable_jax.exchange.routes import Route
 from einsummable_jax.layout import Box, Demand, Relation
-
-_SLOP = 0.01
-"""By which part of itself an owner's share may be larger or smaller so that its boxes are few."""
-
 
 def in_two_phases(
     demand: Demand, flow: Flow, routes: Sequence[tuple[int, Route, float]]
@@ -35,15 +31,10 @@ def in_two_phases(
         owned[want.device].append(piece.box)
     for number, commodity in enumerate(flow.commodities):
         shares = _shares(commodity, [(route, share) for c, route, share in routes if c == number])
-        line, start, reached = Line(commodity), 0, 0.0
-        for owners, share in shares.items():
-            reached += share
-            stop = line.near(reached * line.length, share * line.length * _SLOP)
-            stop = line.length if reached > 1 - 1e-9 else max(start, stop)
-            for _, box in line.boxes(start, stop):
-                for owner in owners:
-                    owned[owner].append(box)
-            start = stop
+        parts = divided(commodity, list(shares.values()), demand.source.itemsize)
+        for owners, cuts in zip(shares, parts, strict=True):
+            for owner in owners:
+                owned[owner] += [box for _, box, _ in cuts]
     needs = [coalesce(list(dict.fromkeys(boxes))) for boxes in owned]
     source = demand.source
     tiles = [[(box, 0) for box in boxes] for boxes in needs]
@@ -61,8 +52,7 @@ def _shares(commodity: Commodity, routes: Sequence[tuple[Route, float]]) -> dict
     shares: dict[tuple[int, ...], float] = {}
     for route, share in routes:
         shares[route.owners] = shares.get(route.owners, 0.0) + share
-    total = sum(shares.values())
-    return {owners: share / total for owners, share in sorted(shares.items())}
+    return dict(sorted(shares.items()))
 
 
 def joined(first: ExchangeProgram, second: ExchangeProgram) -> ExchangeProgram:

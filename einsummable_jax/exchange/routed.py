@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from einsummable_jax.exchange.builder import ProgramBuilder
-from einsummable_jax.exchange.commodities import Flow, WantedPiece
+from einsummable_jax.exchange.commodities import Commodity, Flow, WantedPiece
 from einsummable_jax.exchange.line import Line
 from einsummable_jax.exchange.program import ExchangeProgram, Slice
 from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan
 from einsummable_jax.exchange.routes import Route, Step, Value
 from einsummable_jax.layout import Box, Demand
 
-_SLOP = 0.02
-"""By which part of itself a chunk may be larger or smaller so that its boxes are few."""
+_SLOP = 0.03
+"""By which part of itself a share or a chunk may be larger or smaller so that its boxes are few."""
+_INNER_BYTES = 512
+"""Shares are cut along the last axis only if that leaves rows of so many bytes."""
+
+_Cut = tuple[WantedPiece, Box, int]
 
 
 def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
@@ -27,56 +32,82 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
     for route in plan.routes:
         by_commodity.setdefault(route.commodity, []).append(route)
     for number, routes in by_commodity.items():
-        line = Line(flow.commodities[number])
-        start, reached = 0, 0.0
-        for route in routes:
-            reached += route.share
-            stop = line.length
-            if route is not routes[-1]:
-                slop = route.share * line.length * _SLOP
-                stop = max(start, line.near(reached * line.length, slop))
-            _add_route(builder, line, route, start, stop)
-            start = stop
+        commodity = flow.commodities[number]
+        shares = divided(commodity, [route.share for route in routes], demand.source.itemsize)
+        for route, cuts in zip(routes, shares, strict=True):
+            if cuts:
+                _add_route(builder, commodity, route, cuts)
     return builder.program(flow.echoes)
 
 
-def _add_route(builder: ProgramBuilder, line: Line, plan: RoutePlan, start: int, stop: int) -> None:
-    """The moves of one route for elements ``start`` to ``stop``."""
-    if start == stop:
-        return
-    places = _Places(builder, line, plan.route, start, stop)
+def divided(commodity: Commodity, shares: Sequence[float], itemsize: int) -> list[list[_Cut]]:
+    """A commodity's elements in the proportions of ``shares``, as boxes with the axis along which they were cut.
+
+    A minor axis is cut, if one is long enough, so that the major ones are left for chunks.
+    """
+    boxes = [(wanted, wanted.piece.box) for wanted in commodity.pieces]
+    line = Line(boxes, len(shares), [_major(box, len(shares), itemsize) for _, box in boxes])
+    total, found, start, reached = sum(shares), [], 0, 0.0
+    for number, share in enumerate(shares):
+        reached += share
+        stop = line.length
+        if number < len(shares) - 1:
+            place = line.near(reached / total * line.length, share / total * line.length * _SLOP)
+            stop = min(max(start, place), line.length)
+        found.append(line.cut(start, stop))
+        start = stop
+    return found
+
+
+def _major(box: Box, parts: int, itemsize: int) -> int:
+    """The axis of ``box`` to be left for chunks: its longest but the last; -1 if the last had better not be cut."""
+    *major, last = box.shape or (1,)
+    if not major or last * itemsize < parts * _INNER_BYTES:
+        return -1
+    return max(range(len(major)), key=lambda axis: major[axis])
+
+
+def _add_route(builder: ProgramBuilder, commodity: Commodity, plan: RoutePlan, cuts: Sequence[_Cut]) -> None:
+    """The moves of one route for the elements in ``cuts``."""
+    boxes = [(wanted, box) for wanted, box, _ in cuts]
+    line = Line(boxes, plan.done.shape[1], [axis for *_, axis in cuts])
+    places = _Places(builder, commodity, plan.route, boxes)
     before: list[int] = []
     for stage, done in enumerate(plan.done.tolist()):
-        cuts = [start]
+        ends = [0]
         for number, part in enumerate(done):
-            wanted = start + part * (stop - start)
-            cut = stop
+            end = line.length
             if part < 1.0:
-                cut = min(line.near(wanted, _SLOP * max(0.0, wanted - cuts[-1])), stop)
+                wanted = part * line.length
+                end = min(line.near(wanted, _SLOP * max(0.0, wanted - ends[-1])), line.length)
             if stage:
-                cut = min(cut, before[number])  # what the stage before had done in the round before
-            cuts.append(max(cut, cuts[-1]))
-        before = cuts
+                end = min(end, before[number])  # what the stage before had done in the round before
+            ends.append(max(end, ends[-1]))
+        before = ends
         steps = [step for step in plan.route.steps if step.stage == stage]
-        for number, (low, high) in enumerate(itertools.pairwise(cuts)):
-            for piece, box in line.boxes(low, high):
+        for number, (low, high) in enumerate(itertools.pairwise(ends)):
+            for wanted, box, _ in line.cut(low, high):
                 for step in steps:
-                    places.add(number, step, piece, box)
+                    places.add(number, step, wanted, box)
 
 
 class _Places:
-    """Where the values of one route are on each device, for elements ``start`` to ``stop``."""
+    """Where the values of one route are on each device, for the elements in ``boxes``."""
 
     def __init__(
-        self, builder: ProgramBuilder, line: Line, route: Route, start: int, stop: int
+        self,
+        builder: ProgramBuilder,
+        commodity: Commodity,
+        route: Route,
+        boxes: Sequence[tuple[WantedPiece, Box]],
     ) -> None:
         self._builder = builder
-        self._groups = line.groups
+        self._groups = commodity.groups
         self._route = route
         self._scratch: dict[tuple[int, Value, Box], Slice] = {}
         self._hulls: dict[Box, Box] = {}
         """What of each piece, by its box, the route moves."""
-        for wanted, box in line.boxes(start, stop):
+        for wanted, box in boxes:
             piece = wanted.piece.box
             self._hulls[piece] = _hull(self._hulls.get(piece, box), box)
 

@@ -26,6 +26,8 @@ from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.program import ExchangeProgram, Move
 from einsummable_jax.topology import Topology
 
+import os
+_LEAST = float(os.environ.get("EN","0.01"))
 _ROUNDING = 1e-9
 """Rates and times that differ by less than this share count as equal."""
 
@@ -142,7 +144,11 @@ class _Work:
       uses: The resources it takes, and how many times its own rate it takes of each.
       delay_s: How long after it is sent it arrives.
       batch: The batch it is in.
-      rate: Bytes/s.
+      planned: The most bytes/s at which it is transferred.
+      rate: The bytes/s at which it is transferred now.
+      version: How often that has changed.
+      changed_s: When it last has.
+      left: Bytes that were left to be sent then.
       missing: How many of the moves that write what it reads have not arrived.
       readers: Moves that read what it writes.
       start_s: When its first byte is sent.
@@ -154,7 +160,11 @@ class _Work:
     uses: tuple[tuple[int, int], ...]
     delay_s: float
     batch: _Batch
+    planned: float = 0.0
     rate: float = 0.0
+    version: int = 0
+    changed_s: float = 0.0
+    left: float = 0.0
     missing: int = 0
     readers: list[_Work] = dataclasses.field(default_factory=list)
     start_s: float = 0.0
@@ -209,7 +219,7 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
         for device, batch in batches.items():
             batch.unstarted = len(batch.moves)
             for work in batch.moves:
-                work.rate = work.size / busy_s
+                work.planned, work.left = work.size / busy_s, work.size
             if device in latest:
                 latest[device].after = batch
                 batch.open = False
@@ -217,26 +227,70 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
     return list(found.values())
 
 
+class _Network:
+    """What connections have to spare, and the moves under way."""
+
+    def __init__(self, capacities: list[float]) -> None:
+        self._free = list(capacities)
+        self.events: list[tuple[float, int, int, int, _Work]] = []
+        """Time, whether a move arrives then (or is sent), its number, how often its rate had changed."""
+        self._slow: list[_Work] = []
+
+    def start(self, move: _Work, now: float, taken: list[bool]) -> bool:
+        """Let a move start if there is anything to spare for it."""
+        spare = min(0.0 if taken[r] else self._free[r] / times for r, times in move.uses)
+        if spare < _LEAST * move.planned:
+            return False
+        move.start_s = move.changed_s = now
+        self._set_rate(move, min(spare, move.planned), now)
+        if move.rate < move.planned * (1 - _ROUNDING):
+            self._slow.append(move)
+        return True
+
+    def hasten(self, now: float) -> None:
+        """Give moves that are slower than planned what has become free, first ones first."""
+        still = []
+        for move in self._slow:
+            if move.left <= 0:
+                continue
+            spare = min(self._free[r] / times for r, times in move.uses)
+            if spare > _LEAST * move.planned:
+                move.left -= move.rate * (now - move.changed_s)
+                self._set_rate(move, min(spare + move.rate, move.planned), now)
+            if move.rate < move.planned * (1 - _ROUNDING):
+                still.append(move)
+        self._slow = still
+
+    def _set_rate(self, move: _Work, rate: float, now: float) -> None:
+        for resource, times in move.uses:
+            self._free[resource] -= times * (rate - move.rate)
+        move.rate, move.changed_s = rate, now
+        move.version += 1
+        heapq.heappush(self.events, (now + move.left / rate, 0, move.number, move.version, move))
+
+    def sent(self, move: _Work) -> None:
+        """Free what a move has used."""
+        move.left = 0.0
+        for resource, times in move.uses:
+            self._free[resource] += times * move.rate
+
+
 def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
     """Run the moves: each starts as soon as it may and its connections can take its rate."""
-    free = _capacities(topology)
-    enough = [capacity * -_ROUNDING for capacity in free]
-    events: list[tuple[float, int, int, _Work]] = []  # time, whether it arrives then (or is sent), number
+    network = _Network(_capacities(topology))
+    events = network.events
     waiting = [move for move in work if move.batch.open and not move.missing]
     transfers: list[Transfer] = []
-    now = 0.0
+    now, resources = 0.0, len(_capacities(topology))
     while waiting or events:
-        taken, still, opened = [False] * len(free), [], []
+        taken, still, opened = [False] * resources, [], []
+        network.hasten(now)
         for move in waiting:
-            if any(taken[r] or free[r] - times * move.rate < enough[r] for r, times in move.uses):
+            if not network.start(move, now, taken):
                 for resource, _ in move.uses:
                     taken[resource] = True  # by whoever has waited for it first
                 still.append(move)
                 continue
-            for resource, times in move.uses:
-                free[resource] -= times * move.rate
-            move.start_s = now
-            heapq.heappush(events, (now + move.size / move.rate, 0, move.number, move))
             move.batch.unstarted -= 1
             if not move.batch.unstarted and move.batch.after is not None:
                 move.batch.after.open = True
@@ -247,19 +301,20 @@ def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
             continue
         now, arrived = events[0][0], []
         while events and events[0][0] <= now * (1 + _ROUNDING):
-            time_s, arrives, number, move = heapq.heappop(events)
+            time_s, arrives, number, version, move = heapq.heappop(events)
             if arrives:
                 for other in move.readers:
                     other.missing -= 1
                     if not other.missing and other.batch.open:
                         arrived.append(other)
                 continue
-            for resource, times in move.uses:
-                free[resource] += times * move.rate
+            if version != move.version:
+                continue
+            network.sent(move)
             arrival_s = time_s + move.delay_s
             transfers.append(Transfer(*move.place, move.start_s, time_s, arrival_s))
             if move.readers:
-                heapq.heappush(events, (arrival_s, 1, number, move))
+                heapq.heappush(events, (arrival_s, 1, number, 0, move))
         if arrived:
             waiting = sorted(waiting + arrived, key=lambda move: move.number)
     return transfers
