@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from einsummable_jax.exchange.program import ExchangeProgram, Space
-from einsummable_jax.layout import Box
+import collections
 
-_Writes = dict[Box, int]
+from einsummable_jax.exchange.box_index import BoxIndex
+from einsummable_jax.exchange.program import ExchangeProgram, Space
 
 
 def dependencies(program: ExchangeProgram) -> list[tuple[int, ...]]:
     """For each move, in program order, the positions of the moves that it reads from (none for inputs)."""
-    written: dict[tuple[int, Space, int], _Writes] = {}
+    boxes: dict[tuple[int, Space, int], BoxIndex] = collections.defaultdict(BoxIndex)
+    writers: dict[tuple[int, Space, int], list[int]] = collections.defaultdict(list)
     found: list[tuple[int, ...]] = []
     for moves in program.rounds:
         for move in moves:
-            sources = [source for source in move.sources if source.space is not Space.INPUT]
-            writers: set[int] = set()
-            for source in sources:
-                writers.update(_writers(written[source.device, source.space, source.buffer], source.box))
-            found.append(tuple(sorted(writers)))
+            read: set[int] = set()
+            for source in move.sources:
+                if source.space is not Space.INPUT:
+                    buffer = source.device, source.space, source.buffer
+                    numbers = writers[buffer]
+                    read.update(numbers[i] for i in boxes[buffer].meeting(source.box.bounds))
             end = move.destination
-            written.setdefault((end.device, end.space, end.buffer), {})[end.box] = len(found) - 1
+            boxes[end.device, end.space, end.buffer].add(end.box.bounds)
+            writers[end.device, end.space, end.buffer].append(len(found))
+            found.append(tuple(sorted(read)))
     return found
-
-
-def _writers(writes: _Writes, box: Box) -> list[int]:
-    if box in writes:  # a chunk is mostly read as it was written, and elements are written once
-        return [writes[box]]
-    return [number for other, number in writes.items() if other.intersect(box) is not None]

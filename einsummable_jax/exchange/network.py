@@ -42,7 +42,7 @@ class Network:
     @functools.cached_property
     def edge_bandwidths(self) -> np.ndarray:
         """Bytes/s of each edge when nothing else moves, ``[E]``."""
-        return np.where(self.uses > 0, self.capacities[:, None], np.inf).min(axis=0)
+        return np.where(self.uses > 0, self.capacities[:, None], np.inf).min(axis=0, initial=np.inf)
 
     @functools.cached_property
     def port_bandwidths(self) -> np.ndarray:

@@ -22,17 +22,25 @@ CLOSE = 1.003
 
 _MORE_HOPS = 3
 """Hops tried beyond the fewest with which everything can move."""
+_FAR = 1.5
+"""Ratio to a bound from which on a program of one round is left behind."""
+_MOST_PROGRAMS = 60
+"""Linear programs to solve for one packing."""
+_THINNED = 0.002
+"""By which part of itself a packing may take longer so that it has fewer routes."""
 _ROUNDS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (16, 1), (16, 2), (24, 2))
 """Numbers of rounds to plan, each with how many rounds a stage lags behind the one before."""
-_CHUNKS = ((32, 1), (64, 1), (128, 1), (256, 2))
-"""Numbers of chunks to stream, likewise."""
+_CHUNKS = (16, 32, 64, 128, 256)
+"""Numbers of chunks to stream."""
+_WAITING = 0.2
+"""About which part of a round's latency is not hidden."""
 
 # Seconds of one core that steps take, about (measured); what is done within a budget follows from them.
-_ITERATION_S = 2e-3
-_ITERATION_S_PER_COMMODITY = 5e-6
+_PROGRAM_S = 3e-3
+_PROGRAM_S_PER_COMMODITY = 3e-6
 """Times the square of the number of devices."""
 _PLAN_S_PER_VARIABLE = 2.5e-4
-_S_PER_MOVE = 2.0e-4
+_S_PER_MOVE = 1.0e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,44 +82,45 @@ class Packed:
     """Routes for a demand.
 
     Attributes:
-      best: The packing of least seconds.
+      best: The packing of least seconds, with few routes.
       pool: Routes that this packing or others of fewer hops use.
     """
 
     best: Packing
     pool: tuple[tuple[int, Route], ...]
 
-    def used(self, flow: Flow) -> list[tuple[int, Route, float]]:
-        """Commodity, route, and the part of the commodity it carries, of the best packing."""
-        sizes = [commodity.num_bytes for commodity in flow.commodities]
-        pairs = zip(self.best.routes, self.best.bytes, strict=True)
-        return [(c, route, size / sizes[c]) for (c, route), size in pairs if size > 1e-6 * sizes[c]]
 
-
-def pack(flow: Flow, topology: Topology, bound_s: float, budget: Budget) -> Packed | None:
+def pack(
+    flow: Flow, topology: Topology, bound_s: float, best_s: float, budget: Budget, two_phases: bool = False
+) -> Packed | None:
     """Pack the commodities of ``flow``; None if the budget does not allow it, or they cannot move at all.
 
     Args:
       flow: What must move.
       topology: The machine.
       bound_s: Seconds that no packing can beat: more hops are not tried once it is reached.
+      best_s: Seconds of the best program so far.
       budget: What may be spent; a part of it is left for what follows.
+      two_phases: Whether all aggregation comes before all handing out.
     """
-    network = network_of(topology)
-    packer = Packer(network, flow.commodities)
-    iteration_s = _ITERATION_S + _ITERATION_S_PER_COMMODITY * len(flow.commodities) * topology.num_devices**2
-    best, pool = None, {}
     least = _fewest_hops(flow, topology)
     if math.isinf(least):
         return None
-    fruitless = 0
+    packer = Packer(network_of(topology), flow.commodities, two_phases)
+    program_s = _PROGRAM_S + _PROGRAM_S_PER_COMMODITY * len(flow.commodities) * topology.num_devices**2
+    best, pool, fruitless = None, {}, 0
+    if best_s > _FAR * (bound_s + topology.latency_s):
+        least = max(least, 2.0)  # too slow for the fewest hops to be of much use
     for hops in range(int(least), int(least) + _MORE_HOPS):
-        iterations = int(min(60, budget.left_s / 3 / iteration_s))
-        if iterations < 3:
+        if best_s <= (bound_s + hops * topology.latency_s) * CLOSE and best is not None:
+            break  # so many hops take too long
+        programs = int(min(_MOST_PROGRAMS, budget.left_s / 3 / program_s))
+        if programs < 3:
             break
-        packing, solved = packer.pack(hops, iterations)
-        budget.take(min(budget.left_s, solved * iteration_s))
-        pool |= {route: None for route, size in zip(packing.routes, packing.bytes, strict=True) if size > 0}
+        packing = packer.pack(hops, programs)
+        packing = packer.thinned(packing, _THINNED)
+        budget.take(min(budget.left_s, packing.programs * program_s))
+        pool |= {(number, route): None for number, route, _ in packing.used}
         if best is None or packing.seconds < best.seconds * (2 - CLOSE):
             best, fruitless = packing, 0
         else:
@@ -133,27 +142,35 @@ def _fewest_hops(flow: Flow, topology: Topology) -> float:
 
 
 def packed_candidates(
-    demand: Demand, flow: Flow, packed: Packed, topology: Topology, budget: Budget
+    demand: Demand, flow: Flow, packed: Packed, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
-    """Programs along the routes of ``packed``, of more and more rounds."""
-    network, goal_s = network_of(topology), packed.best.seconds
-
-    def candidate(words: str, plan: RoundPlan) -> Candidate:
-        program = routed(demand, flow, plan)
-        return Candidate(words, program, simulate_seconds(program, topology))
-
+    """Programs along the routes of ``packed``, of more and more rounds, that might take less than ``best_s``."""
+    network = network_of(topology)
+    goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
     for rounds, lag in _ROUNDS:
+        # Rounds that wait for the one before take longer by some of the latency each.
+        least_s = goal_s + latency_s * (_WAITING * rounds if lag == 1 else 1.0)
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
-        if not budget.take(cost_s):
-            return
+        if best_s <= least_s * CLOSE or not budget.take(cost_s):
+            continue
         plan = planned(network, flow.commodities, packed.pool, rounds, lag)
         if plan is not None:
-            yield candidate(f"packed in {rounds} rounds", plan)
-    used = packed.used(flow)
+            program = routed(demand, flow, plan)
+            seconds = simulate_seconds(program, topology)
+            best_s = min(best_s, seconds)
+            yield Candidate(f"packed in {rounds} rounds", program, seconds)
+    used = packed.best.used
     steps = sum(len(route.steps) for _, route, _ in used)
-    for chunks, lag in _CHUNKS:
-        if not budget.take(_S_PER_MOVE * steps * chunks):
-            return
-        yield candidate(f"packed and streamed in {chunks} chunks", streamed(used, goal_s, chunks, lag))
+    deepest = max(route.num_stages for _, route, _ in used)
+    for chunks in _CHUNKS:
+        # With the longer lag latencies are hidden behind the rounds between.
+        for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packed.best.seconds)}):
+            least_s = goal_s + (deepest - 1) * (lag * packed.best.seconds / chunks + latency_s * (lag == 1))
+            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * steps * chunks):
+                continue
+            program = routed(demand, flow, streamed(used, packed.best.seconds, chunks, lag))
+            seconds = simulate_seconds(program, topology)
+            best_s = min(best_s, seconds)
+            yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)

@@ -3,6 +3,8 @@
 Minimises the seconds ``T`` in which every resource can carry its load. Routes are the columns of the linear
 program; those that could lower ``T`` are found as cheapest trees under the dual prices of the resources, until there
 are none. Trees have at most a given number of hops, so that what is pipelined along them has a short way.
+
+In two phases, aggregating and then handing out, ``T`` is the sum of both phases' seconds.
 """
 
 from __future__ import annotations
@@ -30,94 +32,141 @@ class Packing:
     """Shares of routes that together carry all commodities.
 
     Attributes:
-      seconds: Load over capacity of the busiest resource.
-      bound_s: What no packing of trees of so many hops can beat; zero if not known.
+      seconds: Load over capacity of the busiest resource (of each phase, added up); infinite if some commodity
+        cannot move in so few hops.
+      bound_s: What no packing of so few hops can beat, as long as trees are found exactly.
       routes: Commodities, by position, and routes for them.
-      bytes: What each route carries, ``[len(routes)]``.
+      shares: What each route carries, as a part of its commodity, ``[len(routes)]``.
+      programs: How many linear programs were solved for it.
     """
 
     seconds: float
     bound_s: float
     routes: tuple[tuple[int, Route], ...]
-    bytes: np.ndarray
+    shares: np.ndarray
+    programs: int
+
+    @property
+    def used(self) -> list[tuple[int, Route, float]]:
+        """Commodity, route and share of the routes that carry something."""
+        pairs = zip(self.routes, self.shares.tolist(), strict=True)
+        return [(number, route, share) for (number, route), share in pairs if share > 1e-6]
 
 
 class Packer:
-    """Packs the commodities of one demand; keeps routes it has found from one call to the next."""
+    """Packs the commodities of one demand; keeps routes it has found from one call to the next.
 
-    def __init__(self, network: Network, commodities: Sequence[Commodity]) -> None:
+    Args:
+      network: The machine.
+      commodities: What moves.
+      two_phases: Whether all aggregation comes before all handing out.
+    """
+
+    def __init__(self, network: Network, commodities: Sequence[Commodity], two_phases: bool = False) -> None:
         self._network = network
         self._commodities = commodities
+        self._phases = 2 if two_phases else 1
         self._total = sum(commodity.num_bytes for commodity in commodities)
-        self._shares = np.array([c.num_bytes for c in commodities], np.float64) / self._total
+        self._sizes = np.array([c.num_bytes for c in commodities], np.float64) / self._total
         self._scale = network.capacities.max()
         self._capacities = network.capacities / self._scale
         self._routes: dict[tuple[int, Route], None] = {}
         self._loads: list[np.ndarray] = []
 
-    def pack(self, hops: int, iterations: int, tolerance: float = 1e-3) -> tuple[Packing, int]:
-        """The best packing found with trees of at most ``hops`` edges, and how many linear programs it took.
+    def pack(self, hops: int, programs: int, tolerance: float = 1e-3) -> Packing:
+        """The best packing found with trees of at most ``hops`` edges.
 
         Args:
           hops: Limit on both sides of a route's owner.
-          iterations: Most linear programs to solve.
+          programs: Most linear programs to solve.
           tolerance: Stop when the packing is proven to be this close to the best, relatively.
         """
-        uniform = 1 / (self._capacities * len(self._capacities))
-        best, best_prices = 0.0, uniform
-        bound, _ = self._price(uniform, hops)
-        if math.isinf(bound):
-            return Packing(math.inf, math.inf, (), np.zeros(0)), 0
-        best = bound
-        seconds, amounts, solved = math.inf, np.zeros(0), 0
-        while solved < iterations:
-            seconds, amounts, prices = self._master()
+        prices = np.tile(1 / (self._capacities * len(self._capacities)), (self._phases, 1))
+        best, best_prices = self._price(prices, hops)[0], prices
+        if math.isinf(best):
+            return Packing(math.inf, math.inf, (), np.zeros(0), 0)
+        seconds, shares, solved, more = math.inf, np.zeros(0), 0, True
+        while more and solved < programs:
+            seconds, shares, prices = self._master(np.arange(len(self._loads)))
             solved += 1
             if seconds <= best * (1 + tolerance):
                 break
-            added = False
+            more = False
             for guess in (_SMOOTHING * best_prices + (1 - _SMOOTHING) * prices, prices):
                 bound, new = self._price(guess, hops)
                 if bound > best:
                     best, best_prices = bound, guess
-                added = added or new
                 if new:
+                    more = True
                     break
-            if not added:
-                break
-        scale_s = self._total / self._scale
-        amounts = np.append(amounts, np.zeros(len(self._loads) - len(amounts))) * self._total
-        return Packing(seconds * scale_s, best * scale_s, tuple(self._routes), amounts), solved
+        shares = np.append(shares, np.zeros(len(self._loads) - len(shares)))
+        return self._packing(seconds, best, shares, solved)
 
-    def _master(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Seconds, amounts and prices of the best packing of the routes known (all scaled)."""
+    def thinned(self, packing: Packing, slack: float) -> Packing:
+        """A packing of fewer routes of ``packing`` that takes at most ``1 + slack`` times as long."""
+        keep, shares = np.flatnonzero(packing.shares > 1e-9), packing.shares[packing.shares > 1e-9]
+        longest_s = packing.seconds * (1 + slack) * self._scale / self._total
+        fraction, best_s, solved = 0.5, packing.seconds * self._scale / self._total, packing.programs
+        while True:
+            count = int(len(keep) * fraction)
+            if not count:
+                break
+            fewer = np.sort(np.argsort(shares, kind="stable")[count:])
+            seconds, new_shares, _ = self._master(keep[fewer])
+            solved += 1
+            if seconds <= longest_s:
+                some = new_shares > 1e-9
+                keep, shares, best_s = keep[fewer][some], new_shares[some], seconds
+            else:
+                fraction /= 2
+        everything = np.zeros(len(self._loads))
+        everything[keep] = shares
+        return self._packing(best_s, packing.bound_s * self._scale / self._total, everything, solved)
+
+    def _packing(self, seconds: float, bound: float, shares: np.ndarray, solved: int) -> Packing:
+        scale_s = self._total / self._scale
+        return Packing(seconds * scale_s, bound * scale_s, tuple(self._routes), shares, solved)
+
+    def _master(self, some: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Scaled seconds, shares and prices ``[phases, R]`` of the best packing of some of the known routes."""
         routes, rows = list(self._routes), len(self._capacities)
-        upper = np.column_stack([*self._loads, -self._capacities])
-        equal = np.zeros((len(self._commodities), len(routes) + 1))
-        equal[[number for number, _ in routes], np.arange(len(routes))] = 1.0
-        cost = np.zeros(len(routes) + 1)
-        cost[-1] = 1.0
+        numbers = np.array([routes[i][0] for i in some])
+        loads = np.column_stack([self._loads[i] for i in some]) * self._sizes[numbers]
+        capacities = np.kron(np.eye(self._phases), self._capacities[:, None])
+        equal = np.zeros((len(self._commodities), len(some) + self._phases))
+        equal[numbers, np.arange(len(some))] = 1.0
+        cost = np.append(np.zeros(len(some)), np.ones(self._phases))
         found = linprog(
-            cost, A_ub=upper, b_ub=np.zeros(rows), A_eq=equal, b_eq=self._shares, method="highs-ds"
+            cost,
+            A_ub=np.hstack([loads, -capacities]),
+            b_ub=np.zeros(self._phases * rows),
+            A_eq=equal,
+            b_eq=np.ones(len(self._commodities)),
+            method="highs-ds",
         )
-        prices = np.maximum(-found.ineqlin.marginals, 0.0)
-        return float(found.fun), found.x[:-1], prices / (prices @ self._capacities)
+        if found.x is None:
+            return math.inf, np.zeros(len(some)), np.zeros((self._phases, rows))
+        prices = np.maximum(-found.ineqlin.marginals, 0.0).reshape(self._phases, rows)
+        sums = prices @ self._capacities
+        prices /= np.where(sums > 0, sums, 1.0)[:, None]
+        return float(found.fun), np.maximum(found.x[: len(some)], 0.0), prices
 
     def _price(self, prices: np.ndarray, hops: int) -> tuple[float, bool]:
         """Add the cheapest route of each commodity; a bound on the scaled seconds, and whether any is new."""
-        edge_prices = prices @ self._network.uses
-        hop_price = _HOP_PRICE * edge_prices.mean()
-        costs = self._network.matrix(edge_prices + hop_price)
-        plain = self._network.matrix(edge_prices)
-        routes = cheapest_routes(self._commodities, costs, hops)
+        per_edge = prices @ self._network.uses
+        hop_price = _HOP_PRICE * per_edge.mean()
+        matrices = [self._network.matrix(some) for some in per_edge]
+        inward, outward = TreeFinder(matrices[0].T + hop_price, hops), TreeFinder(matrices[-1] + hop_price, hops)
         bound, new = 0.0, False
-        for number, route in enumerate(routes):
+        for number, commodity in enumerate(self._commodities):
+            route = cheapest_route(commodity, inward, outward)
             if route is None:
                 return math.inf, False
             # Another route may be cheaper without the price of hops: by no more than what its hops cost.
             most = 2 * self._network.num_devices - len(route.edges)
-            price = sum(plain[edge] for edge in route.edges) - hop_price * most
-            bound += self._shares[number] * max(0.0, price)
+            price = sum(matrices[0][edge] for edge in route.gather) - hop_price * most
+            price += sum(matrices[-1][edge] for edge in route.spread)
+            bound += self._sizes[number] * max(0.0, price)
             if (number, route) not in self._routes:
                 new = True
                 self._routes[number, route] = None
@@ -125,36 +174,39 @@ class Packer:
         return bound, new
 
     def _load(self, route: Route) -> np.ndarray:
-        return self._network.uses[:, [self._network.edge_numbers[edge] for edge in route.edges]].sum(axis=1)
+        """How often a route uses each resource, in each phase."""
+        phases = (route.gather, route.spread) if self._phases == 2 else (route.edges,)
+        numbers = self._network.edge_numbers
+        loads = [self._network.uses[:, [numbers[edge] for edge in edges]].sum(axis=1) for edges in phases]
+        return np.concatenate(loads)
 
 
-def cheapest_routes(
-    commodities: Sequence[Commodity], costs: np.ndarray, hops: int
-) -> list[Route | None]:
-    """For each commodity a route of least cost; None where it cannot move in so few hops."""
-    forward, backward = TreeFinder(costs, hops), TreeFinder(costs.T, hops)
-    return [_cheapest_route(commodity, forward, backward) for commodity in commodities]
+def cheapest_route(commodity: Commodity, inward: TreeFinder, outward: TreeFinder) -> Route | None:
+    """A route of least cost; None where the commodity cannot move in so few hops.
 
-
-def _cheapest_route(commodity: Commodity, forward: TreeFinder, backward: TreeFinder) -> Route | None:
-    spread = forward.to(commodity.terminals)
+    Args:
+      commodity: What is to move.
+      inward: Finds trees against the direction of edges, to aggregate along.
+      outward: Finds trees along them.
+    """
+    spread = outward.to(commodity.terminals)
     if len(commodity.groups) == 1:
         holders = tuple(sorted(commodity.groups[0]))
-        if np.isinf(spread.costs[list(holders)]).all() and len(holders) == 1:
-            return None
         edges = pruned(spread.edges(holders), holders, commodity.needers)
+        if not {b for _, b in edges}.issuperset(commodity.needers):
+            return None
         used = {a for a, _ in edges}
         return route_of(commodity, (), tuple(h for h in holders if h in used), edges)
-    gather = backward.to(commodity.groups)
+    gather = inward.to(commodity.groups)
     total = gather.costs + spread.costs
     if np.isinf(total).all():
         return None
     owner = min(range(len(total)), key=lambda v: (total[v], v not in commodity.needers, v))
-    inward = gather.edges((owner,))
-    met = {owner, *(device for edge in inward for device in edge)}
-    inward = pruned(inward, (owner,), [min(holders & met) for holders in commodity.groups])
-    outward = pruned(spread.edges((owner,)), (owner,), commodity.needers)
-    return route_of(commodity, _reversed(inward), (owner,), outward)
+    legs = gather.edges((owner,))
+    met = {owner, *(device for leg in legs for device in leg)}
+    legs = pruned(legs, (owner,), [min(holders & met) for holders in commodity.groups])
+    edges = pruned(spread.edges((owner,)), (owner,), commodity.needers)
+    return route_of(commodity, _reversed(legs), (owner,), edges)
 
 
 def _reversed(edges: Sequence[Edge]) -> tuple[Edge, ...]:

@@ -101,6 +101,11 @@ def clip(bounds: np.ndarray, box: Box) -> np.ndarray:
     return np.stack([starts, stops], axis=-1)
 
 
+def bounds_meet(left: Bounds, right: Bounds) -> bool:
+    """Whether the boxes of these bounds, none empty, have a point in common."""
+    return all(a < d and c < b for (a, b), (c, d) in zip(left, right, strict=True))
+
+
 def any_overlap(bounds: np.ndarray) -> bool:
     """Whether two of the boxes in ``bounds`` (``[boxes, ndim, 2]``, none empty) have a point in common."""
     if len(bounds) > _MANY:

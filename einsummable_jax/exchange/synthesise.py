@@ -30,7 +30,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from einsummable_jax.exchange.bounds import lower_bound_s
-from einsummable_jax.exchange.commodities import flow_of
+from einsummable_jax.exchange.commodities import Flow, flow_of
 from einsummable_jax.exchange.errors import ExchangeError
 from einsummable_jax.exchange.packed import CLOSE, Budget, Candidate, pack, packed_candidates
 from einsummable_jax.exchange.phases import in_two_phases, joined
@@ -140,30 +140,32 @@ def _routed(
 ) -> Iterator[Candidate]:
     """Programs along packed routes, until one is about as fast as the packing would allow."""
     best_s = min(candidate.seconds for candidate in simple)
-    if any(candidate.program.rounds for candidate in simple):
-        bound_s = lower_bound_s(demand, index, topology)
-        if best_s <= (bound_s + topology.latency_s) * CLOSE:
-            return
+    if not any(candidate.program.rounds for candidate in simple):
+        return
+    bound_s = lower_bound_s(demand, index, topology)
+    if best_s <= (bound_s + topology.latency_s) * CLOSE:
+        return
     flow = flow_of(demand, index)
     if not flow.commodities:
         return
-    packed = pack(flow, topology, bound_s, budget)
+    packed = pack(flow, topology, bound_s, best_s, budget)
+    if packed is None or best_s <= (packed.best.seconds + topology.latency_s) * CLOSE:
+        return
+    if any(len(commodity.groups) > 1 and len(commodity.needers) > 1 for commodity in flow.commodities):
+        for candidate in _in_two_phases(demand, flow, topology, bound_s, best_s, budget):
+            best_s = min(best_s, candidate.seconds)
+            yield candidate
+    yield from packed_candidates(demand, flow, packed, topology, budget, best_s)
+
+
+def _in_two_phases(
+    demand: Demand, flow: Flow, topology: Topology, bound_s: float, best_s: float, budget: Budget
+) -> Iterator[Candidate]:
+    packed = pack(flow, topology, bound_s, best_s, budget, two_phases=True)
     if packed is None:
         return
-    goal_s = packed.best.seconds + topology.latency_s
-    if best_s <= goal_s * CLOSE:
-        return
-    if any(len(c.groups) > 1 and len(c.needers) > 1 for c in flow.commodities):
-        first, second = in_two_phases(demand, flow, packed.used(flow))
-        half_s = budget.left_s / 3
-        programs = [best_candidate(phase, topology, "time", half_s).program for phase in (first, second)]
-        budget.take(2 * half_s)
-        both = joined(*programs)
-        yield Candidate("two phases", both, simulate_seconds(both, topology))
-    worse = 0
-    for candidate in packed_candidates(demand, flow, packed, topology, budget):
-        yield candidate
-        worse = 0 if candidate.seconds < best_s else worse + 1
-        best_s = min(best_s, candidate.seconds)
-        if best_s <= goal_s * CLOSE:
-            return
+    share_s = budget.left_s / 3
+    phases = in_two_phases(demand, flow, packed.best.used)
+    both = joined(*(best_candidate(phase, topology, "time", share_s).program for phase in phases))
+    budget.take(2 * share_s)
+    yield Candidate("two phases", both, simulate_seconds(both, topology))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from einsummable_jax.exchange.box_index import BoxIndex
 from einsummable_jax.exchange.errors import ExchangeError
 from einsummable_jax.exchange.pieces import Bounds, any_overlap, bounds_array
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
@@ -38,16 +39,16 @@ class _Content:
 
     def __init__(self) -> None:
         self.all: list[_Fragment] = []
-        self._by_bounds: dict[Bounds, _Fragment] = {}
+        self._index = BoxIndex()
 
     def add(self, fragments: Sequence[_Fragment]) -> None:
         self.all += fragments
-        self._by_bounds |= {fragment.bounds: fragment for fragment in fragments}
+        for fragment in fragments:
+            self._index.add(fragment.bounds)
 
-    def within(self, bounds: Bounds) -> Sequence[_Fragment]:
-        """Fragments among which are all that meet ``bounds``, if none overlap (which is checked at the end)."""
-        exact = self._by_bounds.get(bounds)
-        return self.all if exact is None else (exact,)
+    def within(self, bounds: Bounds) -> list[_Fragment]:
+        """All fragments that meet ``bounds``, if none overlap (which is checked at the end)."""
+        return [self.all[number] for number in self._index.meeting(bounds)]
 
 
 _Contents = dict[_Buffer, _Content]
