@@ -24,13 +24,15 @@ _MORE_HOPS = 3
 """Hops tried beyond the fewest with which everything can move."""
 _FAR = 1.5
 """Ratio to a bound from which on a program of one round is left behind."""
+_FIRST_PROGRAMS = 4
+"""Linear programs to solve for the fewest hops when the goal is far."""
 _MOST_PROGRAMS = 60
 """Linear programs to solve for one packing."""
 _THINNED = 0.002
 """By which part of itself a packing may take longer so that it has fewer routes."""
 _ROUNDS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (16, 1), (16, 2), (24, 2))
 """Numbers of rounds to plan, each with how many rounds a stage lags behind the one before."""
-_CHUNKS = (16, 32, 64, 128, 256)
+_CHUNKS = (16, 32, 64, 128)
 """Numbers of chunks to stream."""
 _WAITING = 0.2
 """About which part of a round's latency is not hidden."""
@@ -82,11 +84,13 @@ class Packed:
     """Routes for a demand.
 
     Attributes:
-      best: The packing of least seconds, with few routes.
-      pool: Routes that this packing or others of fewer hops use.
+      best: The packing of least seconds.
+      thinned: One of fewer routes that takes little longer.
+      pool: Routes that the best packing or others of fewer hops use.
     """
 
     best: Packing
+    thinned: Packing
     pool: tuple[tuple[int, Route], ...]
 
 
@@ -109,16 +113,14 @@ def pack(
     packer = Packer(network_of(topology), flow.commodities, two_phases)
     program_s = _PROGRAM_S + _PROGRAM_S_PER_COMMODITY * len(flow.commodities) * topology.num_devices**2
     best, pool, fruitless = None, {}, 0
-    if best_s > _FAR * (bound_s + topology.latency_s):
-        least = max(least, 2.0)  # too slow for the fewest hops to be of much use
     for hops in range(int(least), int(least) + _MORE_HOPS):
-        if best_s <= (bound_s + hops * topology.latency_s) * CLOSE and best is not None:
+        if best is not None and best_s <= (bound_s + hops * topology.latency_s) * CLOSE:
             break  # so many hops take too long
-        programs = int(min(_MOST_PROGRAMS, budget.left_s / 3 / program_s))
-        if programs < 3:
+        far = best is None and best_s > _FAR * (bound_s + topology.latency_s)
+        programs = int(min(_FIRST_PROGRAMS if far else _MOST_PROGRAMS, budget.left_s / 3 / program_s))
+        if programs < _FIRST_PROGRAMS:
             break
         packing = packer.pack(hops, programs)
-        packing = packer.thinned(packing, _THINNED)
         budget.take(min(budget.left_s, packing.programs * program_s))
         pool |= {(number, route): None for number, route, _ in packing.used}
         if best is None or packing.seconds < best.seconds * (2 - CLOSE):
@@ -127,7 +129,7 @@ def pack(
             fruitless += 1
         if best.seconds <= bound_s * CLOSE or fruitless == 2:
             break
-    return None if best is None else Packed(best, tuple(pool))
+    return None if best is None else Packed(best, packer.thinned(best, _THINNED), tuple(pool))
 
 
 def _fewest_hops(flow: Flow, topology: Topology) -> float:
@@ -161,16 +163,23 @@ def packed_candidates(
             seconds = simulate_seconds(program, topology)
             best_s = min(best_s, seconds)
             yield Candidate(f"packed in {rounds} rounds", program, seconds)
-    used = packed.best.used
+    yield from _streamed(demand, flow, packed.thinned, topology, budget, best_s)
+
+
+def _streamed(
+    demand: Demand, flow: Flow, packing: Packing, topology: Topology, budget: Budget, best_s: float
+) -> Iterator[Candidate]:
+    used, latency_s = packing.used, topology.latency_s
     steps = sum(len(route.steps) for _, route, _ in used)
-    deepest = max(route.num_stages for _, route, _ in used)
+    hops = max(route.num_stages for _, route, _ in used) - 1
     for chunks in _CHUNKS:
         # With the longer lag latencies are hidden behind the rounds between.
-        for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packed.best.seconds)}):
-            least_s = goal_s + (deepest - 1) * (lag * packed.best.seconds / chunks + latency_s * (lag == 1))
+        for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)}):
+            wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)
+            least_s = packing.seconds + latency_s + hops * wait_s
             if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * steps * chunks):
                 continue
-            program = routed(demand, flow, streamed(used, packed.best.seconds, chunks, lag))
+            program = routed(demand, flow, streamed(used, packing.seconds, chunks, lag))
             seconds = simulate_seconds(program, topology)
             best_s = min(best_s, seconds)
             yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)
