@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import math
 
 from einsummable_jax.exchange.pieces import Piece, TileIndex, overlay
 from einsummable_jax.exchange.wants import Echo, Want, wants_of
@@ -55,6 +57,20 @@ class Flow:
     commodities: tuple[Commodity, ...]
     local: tuple[tuple[Piece, Want], ...]
     echoes: tuple[Echo, ...]
+
+    @functools.cached_property
+    def unit_bytes(self) -> int:
+        """What the sizes of all commodities are multiples of."""
+        return math.gcd(*(commodity.num_bytes for commodity in self.commodities)) or 1
+
+    @functools.cached_property
+    def shape(self) -> tuple[Commodity, ...]:
+        """The commodities without their pieces, in units of `unit_bytes`: equal for demands of equal shape."""
+        unit = self.unit_bytes
+        return tuple(
+            dataclasses.replace(commodity, num_bytes=commodity.num_bytes // unit, pieces=())
+            for commodity in self.commodities
+        )
 
 
 def flow_of(demand: Demand, index: TileIndex) -> Flow:

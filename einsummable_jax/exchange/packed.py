@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from einsummable_jax.exchange.commodities import Flow
 from einsummable_jax.exchange.network import network_of
-from einsummable_jax.exchange.packing import Packer, Packing
+from einsummable_jax.exchange.packing import Packing, packer_after
 from einsummable_jax.exchange.program import ExchangeProgram
 from einsummable_jax.exchange.rounds import RoundPlan, planned, streamed
 from einsummable_jax.exchange.routed import routed
@@ -110,7 +110,7 @@ def pack(
     least = _fewest_hops(flow, topology)
     if math.isinf(least):
         return None
-    packer = Packer(network_of(topology), flow.commodities, two_phases)
+    shape, unit, calls = flow.shape, flow.unit_bytes, ()
     program_s = _PROGRAM_S + _PROGRAM_S_PER_COMMODITY * len(flow.commodities) * topology.num_devices**2
     best, pool, fruitless = None, {}, 0
     for hops in range(int(least), int(least) + _MORE_HOPS):
@@ -120,7 +120,8 @@ def pack(
         programs = int(min(_FIRST_PROGRAMS if far else _MOST_PROGRAMS, budget.left_s / 3 / program_s))
         if programs < _FIRST_PROGRAMS:
             break
-        packing = packer.pack(hops, programs)
+        calls += ((hops, programs),)
+        packing = packer_after(topology, shape, two_phases, calls).last.scaled(unit)
         budget.take(min(budget.left_s, packing.programs * program_s))
         pool |= {(number, route): None for number, route, _ in packing.used}
         if best is None or packing.seconds < best.seconds * (2 - CLOSE):
@@ -129,7 +130,10 @@ def pack(
             fruitless += 1
         if best.seconds <= bound_s * CLOSE or fruitless == 2:
             break
-    return None if best is None else Packed(best, packer.thinned(best, _THINNED), tuple(pool))
+    if best is None:
+        return None
+    thinned = packer_after(topology, shape, two_phases, calls).thinned(best.scaled(1 / unit), _THINNED)
+    return Packed(best, thinned.scaled(unit), tuple(pool))
 
 
 def _fewest_hops(flow: Flow, topology: Topology) -> float:
@@ -147,7 +151,6 @@ def packed_candidates(
     demand: Demand, flow: Flow, packed: Packed, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
     """Programs along the routes of ``packed``, of more and more rounds, that might take less than ``best_s``."""
-    network = network_of(topology)
     goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
@@ -157,7 +160,7 @@ def packed_candidates(
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
         if best_s <= least_s * CLOSE or not budget.take(cost_s):
             continue
-        plan = planned(network, flow.commodities, packed.pool, rounds, lag)
+        plan = planned(topology, flow.shape, packed.pool, rounds, lag)
         if plan is not None:
             program = routed(demand, flow, plan)
             seconds = simulate_seconds(program, topology)

@@ -10,6 +10,7 @@ In two phases, aggregating and then handing out, ``T`` is the sum of both phases
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,9 +18,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from einsummable_jax.exchange.commodities import Commodity
-from einsummable_jax.exchange.network import Network
+from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.routes import Route, route_of
 from einsummable_jax.exchange.steiner import Edge, TreeFinder, pruned
+from einsummable_jax.topology import Topology
 
 _HOP_PRICE = 1e-4
 """Price of an edge beside what its resources cost, relative to the average: of equal trees the smallest."""
@@ -46,6 +48,12 @@ class Packing:
     shares: np.ndarray
     programs: int
 
+    def scaled(self, unit_bytes: float) -> Packing:
+        """The same shares of commodities that are so many times larger."""
+        return dataclasses.replace(
+            self, seconds=self.seconds * unit_bytes, bound_s=self.bound_s * unit_bytes
+        )
+
     @property
     def used(self) -> list[tuple[int, Route, float]]:
         """Commodity, route and share of the routes that carry something."""
@@ -53,8 +61,14 @@ class Packing:
         return [(number, route, share) for (number, route), share in pairs if share > 1e-6]
 
 
+_NO_PACKING = Packing(math.inf, math.inf, (), np.zeros(0), 0)
+
+
 class Packer:
     """Packs the commodities of one demand; keeps routes it has found from one call to the next.
+
+    Attributes:
+      last: The packing found last.
 
     Args:
       network: The machine.
@@ -72,6 +86,13 @@ class Packer:
         self._capacities = network.capacities / self._scale
         self._routes: dict[tuple[int, Route], None] = {}
         self._loads: list[np.ndarray] = []
+        self.last = _NO_PACKING
+
+    def copy(self) -> Packer:
+        """One that knows the same routes."""
+        packer = Packer(self._network, self._commodities, self._phases == 2)
+        packer._routes, packer._loads, packer.last = dict(self._routes), list(self._loads), self.last
+        return packer
 
     def pack(self, hops: int, programs: int, tolerance: float = 1e-3) -> Packing:
         """The best packing found with trees of at most ``hops`` edges.
@@ -81,10 +102,14 @@ class Packer:
           programs: Most linear programs to solve.
           tolerance: Stop when the packing is proven to be this close to the best, relatively.
         """
+        self.last = self._pack(hops, programs, tolerance)
+        return self.last
+
+    def _pack(self, hops: int, programs: int, tolerance: float) -> Packing:
         prices = np.tile(1 / (self._capacities * len(self._capacities)), (self._phases, 1))
         best, best_prices = self._price(prices, hops)[0], prices
         if math.isinf(best):
-            return Packing(math.inf, math.inf, (), np.zeros(0), 0)
+            return _NO_PACKING
         seconds, shares, solved, more = math.inf, np.zeros(0), 0, True
         while more and solved < programs:
             seconds, shares, prices = self._master(np.arange(len(self._loads)))
@@ -179,6 +204,25 @@ class Packer:
         numbers = self._network.edge_numbers
         loads = [self._network.uses[:, [numbers[edge] for edge in edges]].sum(axis=1) for edges in phases]
         return np.concatenate(loads)
+
+
+@functools.lru_cache(maxsize=512)
+def packer_after(
+    topology: Topology, shape: tuple[Commodity, ...], two_phases: bool, calls: tuple[tuple[int, int], ...]
+) -> Packer:
+    """The packer that has been called with each of ``calls``: demands of one shape share it.
+
+    Args:
+      topology: The machine.
+      shape: What moves.
+      two_phases: Whether all aggregation comes before all handing out.
+      calls: Hops and number of linear programs of each call of `Packer.pack`.
+    """
+    if not calls:
+        return Packer(network_of(topology), shape, two_phases)
+    packer = packer_after(topology, shape, two_phases, calls[:-1]).copy()
+    packer.pack(*calls[-1])
+    return packer
 
 
 def cheapest_route(commodity: Commodity, inward: TreeFinder, outward: TreeFinder) -> Route | None:

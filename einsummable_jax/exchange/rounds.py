@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +11,9 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from einsummable_jax.exchange.commodities import Commodity
-from einsummable_jax.exchange.network import Network
+from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.routes import Route
+from einsummable_jax.topology import Topology
 
 _NOTHING = 1e-7
 """Shares of a commodity below this are left out."""
@@ -68,10 +70,11 @@ def streamed(routes: Sequence[tuple[int, Route, float]], seconds: float, chunks:
     return RoundPlan(seconds * rounds / chunks, tuple(plans))
 
 
+@functools.lru_cache(maxsize=512)
 def planned(
-    network: Network,
-    commodities: Sequence[Commodity],
-    routes: Sequence[tuple[int, Route]],
+    topology: Topology,
+    commodities: tuple[Commodity, ...],
+    routes: tuple[tuple[int, Route], ...],
     rounds: int,
     lag: int,
 ) -> RoundPlan | None:
@@ -81,17 +84,16 @@ def planned(
     it did ``lag`` rounds earlier.
 
     Args:
-      network: The machine.
+      topology: The machine.
       commodities: What moves.
       routes: Routes to choose from: the position of a commodity and a route for it.
       rounds: Number of rounds.
       lag: At least 1; with 2, latencies are hidden behind the round between.
     """
-    routes = [(number, route) for number, route in routes if lag * (route.num_stages - 1) < rounds]
-    if {number for number, _ in routes} != set(range(len(commodities))):
+    fitting = [(number, route) for number, route in routes if lag * (route.num_stages - 1) < rounds]
+    if {number for number, _ in fitting} != set(range(len(commodities))):
         return None
-    program = _Program(network, commodities, routes, rounds, lag)
-    return program.solve()
+    return _Program(network_of(topology), commodities, fitting, rounds, lag).solve()
 
 
 class _Program:
