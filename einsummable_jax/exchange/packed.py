@@ -32,6 +32,8 @@ _THINNED = 0.002
 """By which part of itself a packing may take longer so that it has fewer routes."""
 _ROUNDS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (16, 1), (16, 2), (24, 2))
 """Numbers of rounds to plan, each with how many rounds a stage lags behind the one before."""
+_FEW_ROUNDS = 4
+"""Only programs of more rounds must have rounds that are longer than the latency."""
 _CHUNKS = (16, 32, 64, 128)
 """Numbers of chunks to stream."""
 _WAITING = 0.2
@@ -118,7 +120,7 @@ def pack(
             break  # so many hops take too long
         far = best is None and best_s > _FAR * (bound_s + topology.latency_s)
         programs = int(min(_FIRST_PROGRAMS if far else _MOST_PROGRAMS, budget.left_s / 3 / program_s))
-        if programs < _FIRST_PROGRAMS:
+        if programs < 2:
             break
         calls += ((hops, programs),)
         packing = packer_after(topology, shape, two_phases, calls).last.scaled(unit)
@@ -155,6 +157,8 @@ def packed_candidates(
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
     for rounds, lag in _ROUNDS:
+        if rounds > _FEW_ROUNDS and packed.best.seconds < rounds * latency_s:
+            break  # rounds would be shorter than the latency
         # Rounds that wait for the one before take longer by some of the latency each.
         least_s = goal_s + latency_s * (_WAITING * rounds if lag == 1 else 1.0)
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
@@ -176,6 +180,8 @@ def _streamed(
     steps = sum(len(route.steps) for _, route, _ in used)
     hops = max(route.num_stages for _, route, _ in used) - 1
     for chunks in _CHUNKS:
+        if packing.seconds < chunks * latency_s:
+            break
         # With the longer lag latencies are hidden behind the rounds between.
         for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)}):
             wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)

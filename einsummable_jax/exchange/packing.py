@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
@@ -27,6 +27,14 @@ _HOP_PRICE = 1e-4
 """Price of an edge beside what its resources cost, relative to the average: of equal trees the smallest."""
 _SMOOTHING = 0.5
 """Weight of the best prices so far against the latest ones: damps their swings (Wentges, 1997)."""
+
+
+_SEEDED = 32
+"""With so many commodities at most, routes that avoid each other are looked for first."""
+_SEEDS = 16
+"""About how many such routes."""
+_STEEPNESS = 6.0
+"""Logarithm of the ratio of prices of the busiest resource and an idle one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +118,8 @@ class Packer:
         best, best_prices = self._price(prices, hops)[0], prices
         if math.isinf(best):
             return _NO_PACKING
+        if len(self._commodities) <= _SEEDED:
+            self._seed(hops)
         seconds, shares, solved, more = math.inf, np.zeros(0), 0, True
         while more and solved < programs:
             seconds, shares, prices = self._master(np.arange(len(self._loads)))
@@ -126,6 +136,18 @@ class Packer:
                     break
         shares = np.append(shares, np.zeros(len(self._loads) - len(shares)))
         return self._packing(seconds, best, shares, solved)
+
+    def _seed(self, hops: int) -> None:
+        """Add routes that avoid each other: one after the other, under prices that grow with the load so far."""
+        load = np.zeros(len(self._capacities) * self._phases)
+        limits = np.tile(self._capacities, self._phases)
+        for _ in range(-(-_SEEDS // len(self._commodities))):
+            for number in range(len(self._commodities)):
+                busy = load / limits
+                prices = np.exp(_STEEPNESS * busy / max(busy.max(), 1e-30)) / limits
+                ((route, _),) = self._routes_for(prices.reshape(self._phases, -1), hops, [number])
+                load += self._load(route) * self._sizes[number]
+                self._add(number, route)
 
     def thinned(self, packing: Packing, slack: float) -> Packing:
         """A packing of fewer routes of ``packing`` that takes at most ``1 + slack`` times as long."""
@@ -178,25 +200,41 @@ class Packer:
 
     def _price(self, prices: np.ndarray, hops: int) -> tuple[float, bool]:
         """Add the cheapest route of each commodity; a bound on the scaled seconds, and whether any is new."""
+        everyone = range(len(self._commodities))
+        found = self._routes_for(prices, hops, everyone)
+        if len(found) < len(everyone):
+            return math.inf, False
+        bound = sum(self._sizes[number] * price for number, (_, price) in enumerate(found))
+        new = [self._add(number, route) for number, (route, _) in enumerate(found)]
+        return float(bound), any(new)
+
+    def _routes_for(
+        self, prices: np.ndarray, hops: int, some: Iterable[int]
+    ) -> list[tuple[Route, float]]:
+        """The cheapest route of each of some commodities, as far as there are any, and what none can be below."""
         per_edge = prices @ self._network.uses
         hop_price = _HOP_PRICE * per_edge.mean()
-        matrices = [self._network.matrix(some) for some in per_edge]
+        matrices = [self._network.matrix(some_prices) for some_prices in per_edge]
         inward, outward = TreeFinder(matrices[0].T + hop_price, hops), TreeFinder(matrices[-1] + hop_price, hops)
-        bound, new = 0.0, False
-        for number, commodity in enumerate(self._commodities):
-            route = cheapest_route(commodity, inward, outward)
+        found = []
+        for number in some:
+            route = cheapest_route(self._commodities[number], inward, outward)
             if route is None:
-                return math.inf, False
+                break
             # Another route may be cheaper without the price of hops: by no more than what its hops cost.
             most = 2 * self._network.num_devices - len(route.edges)
             price = sum(matrices[0][edge] for edge in route.gather) - hop_price * most
             price += sum(matrices[-1][edge] for edge in route.spread)
-            bound += self._sizes[number] * max(0.0, price)
-            if (number, route) not in self._routes:
-                new = True
-                self._routes[number, route] = None
-                self._loads.append(self._load(route))
-        return bound, new
+            found.append((route, max(0.0, price)))
+        return found
+
+    def _add(self, number: int, route: Route) -> bool:
+        """Add a route; whether it is new."""
+        if (number, route) in self._routes:
+            return False
+        self._routes[number, route] = None
+        self._loads.append(self._load(route))
+        return True
 
     def _load(self, route: Route) -> np.ndarray:
         """How often a route uses each resource, in each phase."""
