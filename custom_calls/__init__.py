@@ -6,5 +6,6 @@ from einsummable_jax.custom_calls.encode import encode as encode
 from einsummable_jax.custom_calls.engine import counters as counters
 from einsummable_jax.custom_calls.engine import exchange_timeout as exchange_timeout
 from einsummable_jax.custom_calls.engine import open_exchanges as open_exchanges
+from einsummable_jax.custom_calls.engine import raise_failure as raise_failure
 from einsummable_jax.custom_calls.engine import reset_counters as reset_counters
 from einsummable_jax.custom_calls.engine import set_exchange_timeout as set_exchange_timeout

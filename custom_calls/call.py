@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from einsummable_jax.custom_calls import engine
+from einsummable_jax.custom_calls import cuda, engine, processes
 from einsummable_jax.custom_calls.encode import encode
 from einsummable_jax.exchange.program import ExchangeProgram
+from einsummable_jax.exchange.staged import staged
 
 
-def new_token(operands: Sequence[jax.Array]) -> jax.Array:
+def new_token(operands: Sequence[jax.Array], devices: Sequence[jax.Device] | None = None) -> jax.Array:
     """A token to order exchanges by, whose value tells this copy of a program from every other.
 
     To be made outside of any branch, so that all devices get the same. A program that is compiled into
@@ -23,11 +25,13 @@ def new_token(operands: Sequence[jax.Array]) -> jax.Array:
     Args:
       operands: What the program computes with. The call reads none of it, but XLA merges equal calls, and
         copies that compute with the same values are the only ones that may be merged.
+      devices: The device of each rank; by default the first of JAX's default platform.
 
     Returns:
       An int32 array of shape (1,), positive.
     """
-    engine.register()
+    devices = jax.devices() if devices is None else devices
+    engine.register(devices[0].platform, devices)
     return jax.ffi.ffi_call(engine.TOKEN_TARGET, jax.ShapeDtypeStruct((1,), jnp.int32))(*operands)
 
 
@@ -41,11 +45,12 @@ def exchange_call(
     name: str,
     shared: bool,
     token: jax.Array | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """Runs one device's part of an exchange; to be traced inside `jax.shard_map`.
 
     All devices that take part must run the exchange, equally often. Calls that no data dependence orders must
-    be ordered by a token, in one order on all devices.
+    be ordered by a token, in one order on all devices; on GPUs, calls that all devices share, too.
 
     Args:
       program: What the devices do together.
@@ -58,6 +63,7 @@ def exchange_call(
         `lax.switch` on the rank), they find each other by ``exchange_id`` and the token's value.
       token: From `new_token`, or returned by the call before; this call waits for whatever made it, and
         whatever uses the one returned waits for this call.
+      devices: The device of each rank; by default the first of JAX's default platform.
 
     Returns:
       The output buffers, of shapes ``program.output_shapes[device]``, and the token (None if none was
@@ -65,8 +71,10 @@ def exchange_call(
 
     Raises:
       ValueError: If the inputs do not fit the program, or its dtype cannot be exchanged.
+      NotImplementedError: If no engine runs on the devices.
       ImportError: If the engine has not been built.
     """
+    devices = jax.devices()[: program.num_devices] if devices is None else devices
     dtype = np.dtype(program.dtype)
     expected = program.input_shapes[device]
     found = tuple(np.shape(array) for array in inputs)
@@ -84,7 +92,9 @@ def exchange_call(
         "token": np.int64(token is not None),
     }
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape in program.output_shapes[device]]
-    engine.register()
+    engine.register(devices[0].platform, devices)
+    if devices[0].platform != "cpu":
+        attributes |= _gpu_attributes(program, exchange_id, name, devices)
     operands = [jnp.asarray(rank, jnp.int32), *inputs]
     if token is None:
         return list(jax.ffi.ffi_call(engine.TARGET, results)(*operands, **attributes)), None
@@ -93,3 +103,19 @@ def exchange_call(
     call = jax.ffi.ffi_call(engine.TARGET, results, input_output_aliases={1: 0})
     token, *outputs = call(*operands, **attributes)
     return outputs, token
+
+
+def _gpu_attributes(
+    program: ExchangeProgram, exchange_id: int, name: str, devices: Sequence[jax.Device]
+) -> dict[str, Any]:
+    """What only the CUDA engine is told; between processes, the program too is another one."""
+    if len(devices) != program.num_devices:
+        raise ValueError(
+            f"exchange {exchange_id} ({name}) is for {program.num_devices} devices, got {len(devices)}"
+        )
+    places = cuda.locations(devices)
+    if len({device.process_index for device in devices}) == 1:
+        return {"locations": places}
+    encoded = encode(staged(program))
+    processes.agree(encoded, exchange_id, name, devices)
+    return {"locations": places, "program": encoded}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from pathlib import Path
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+
+from einsummable_jax.custom_calls import cuda
+from einsummable_jax.custom_calls.libraries import find
 
 TARGET = "einsummable_exchange"
 TOKEN_TARGET = "einsummable_token"
 
 _LIBRARY = "libeinsummable_cpu.so"
-_BUILD_COMMANDS = "`pip install -e .` or, in a checkout, `cmake -S . -B build && cmake --build build`"
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
 _registered = False
+_timeout_s: float | None = None
 
 
 def library() -> ctypes.CDLL:
@@ -29,22 +32,8 @@ def library() -> ctypes.CDLL:
     global _library
     with _lock:
         if _library is None:
-            _library = _declare(ctypes.CDLL(str(_find())))
+            _library = _declare(ctypes.CDLL(str(find(_LIBRARY, "the CPU engine"))))
         return _library
-
-
-def _find() -> Path:
-    import einsummable_jax.custom_calls as package
-
-    # An editable install has two places: the checkout, and site-packages with what pip built.
-    places = [Path(place) / "lib" / _LIBRARY for place in package.__path__]
-    built = [place for place in places if place.exists()]
-    if built:
-        return max(built, key=lambda place: place.stat().st_mtime)
-    raise ImportError(
-        f"the CPU engine {_LIBRARY} is not built: looked for {', '.join(map(str, places))}. Build it with "
-        + _BUILD_COMMANDS
-    )
 
 
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -67,22 +56,33 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def register(platform: str = "cpu") -> None:
+def register(platform: str = "cpu", devices: Sequence[jax.Device] = ()) -> None:
     """Makes the exchange known to XLA, once per process.
 
     Args:
-      platform: That of the devices that will run exchanges.
+      platform: That of the devices that will run exchanges, as `jax.Device.platform` has it.
+      devices: Those devices; empty: all of them. Only GPUs are looked at.
 
     Raises:
       NotImplementedError: If no engine runs there.
       ImportError: If the engine has not been built.
+      CudaEngineError: If GPUs do not reach each other's memory.
     """
-    global _registered
+    if platform in ("gpu", "cuda"):
+        cuda.register(devices or jax.devices(platform))
+        if _timeout_s is not None:
+            cuda.set_timeout(_timeout_s)
+        return
     if platform != "cpu":
         raise NotImplementedError(
-            f"there is no exchange engine for platform {platform!r} yet: give CPU devices (JAX_PLATFORMS=cpu "
-            "with XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight)"
+            f"there is no exchange engine for platform {platform!r}, only for CPUs and NVIDIA GPUs: give CPU "
+            "devices (JAX_PLATFORMS=cpu with XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight)"
         )
+    _register_cpu()
+
+
+def _register_cpu() -> None:
+    global _registered
     if _registered:
         return
     loaded = library()
@@ -112,8 +112,18 @@ def _register_target(loaded: ctypes.CDLL, target: str, *, state: str, handler: s
     jax.ffi.register_ffi_target(target, stages, platform="cpu")
 
 
+def raise_failure() -> None:
+    """Raises if an exchange has failed on a GPU; where one fails on the CPU, its results raise.
+
+    Raises:
+      CudaEngineError: With the exchange, the device and the reason.
+    """
+    if (failure := cuda.failure()) is not None:
+        raise cuda.CudaEngineError(failure)
+
+
 def counters() -> dict[tuple[int, int], tuple[int, int]]:
-    """What the engine has done since the last reset.
+    """What the CPU engine has done since the last reset.
 
     Returns:
       For each exchange id and rank: how often the rank has called, and the bytes it has received, which is
@@ -140,7 +150,11 @@ def set_exchange_timeout(timeout_s: float) -> None:
     """
     if not timeout_s > 0:
         raise ValueError(f"the timeout must be positive, got {timeout_s}")
+    global _timeout_s
+    _timeout_s = timeout_s
     library().EinsummableSetTimeout(timeout_s)
+    if cuda.is_loaded():
+        cuda.set_timeout(timeout_s)
 
 
 def exchange_timeout() -> float:

@@ -1,7 +1,10 @@
 """Every private JAX name this package uses, in one place (JAX 0.10 to 0.12)."""
 
+from typing import Any
+
 from jax._src import core as core
 from jax._src import dispatch as dispatch
+from jax._src import distributed as _distributed
 from jax._src import linear_util as linear_util
 from jax._src import source_info_util as source_info_util
 from jax._src.ad_util import Zero as Zero
@@ -16,3 +19,8 @@ from jax._src.mesh import get_concrete_mesh as get_concrete_mesh
 from jax._src.mesh import thread_resources as thread_resources
 from jax._src.tree_util import broadcast_prefix as broadcast_prefix
 from jax._src.tree_util import prefix_errors as prefix_errors
+
+
+def coordination_client() -> Any:
+    """The client of the store that processes share after `jax.distributed.initialize`; None before."""
+    return _distributed.global_state.client

@@ -7,17 +7,35 @@ says otherwise, inputs start and results end as a single copy in a layout that t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Box, Layout, MeshLayout, TiledLayout, even_cuts, prime_factors
 from einsummable_jax.search import Boundary
+from experiments.computations import (
+    Program,
+    accumulated_gradient,
+    accumulated_onto,
+    attention,
+    concatenate,
+    fft,
+    flip,
+    fused_projection,
+    gated_projection,
+    grouped_attention,
+    grouped_convolution,
+    identity,
+    independent_products,
+    matmul,
+    repeated_attention,
+    roll,
+    running_maximum,
+    scanned_loss_gradient,
+    sliced_product,
+    summed_product,
+    updated_rows,
+)
 
 MIB = 2.0**20
 
@@ -48,19 +66,6 @@ def on_axes(*axes: tuple[int, ...]) -> Place:
 def replicated(shape: Sequence[int], num_devices: int) -> Layout:
     """The whole tensor on every device."""
     return MeshLayout(num_devices, ((),) * len(shape))
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A function and the shapes it is called with."""
-
-    function: Callable[..., Any]
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        """Its operations."""
-        return build_graph(jax.make_jaxpr(self.function)(*self.arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,144 +116,6 @@ class Case:
             None if place is None else place(graph.tensors[tensor].shape, self.num_devices)
             for tensor, place in zip(tensors, places or (None,) * len(tensors), strict=True)
         )
-
-
-# ---- computations ------------------------------------------------------------------------------------
-
-
-def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Program:
-    return Program(function, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
-
-
-def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16) -> Program:
-    """``[m, k] @ [k, n]``."""
-    return _program(jnp.matmul, dtype, (m, k), (k, n))
-
-
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    scores = jnp.einsum("shd,thd->hst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
-    return jnp.einsum("hst,thd->shd", jax.nn.softmax(scores).astype(q.dtype), v)
-
-
-def _attend_groups(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    scores = jnp.einsum("skgd,tkd->kgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
-    return jnp.einsum("kgst,tkd->skgd", jax.nn.softmax(scores).astype(q.dtype), v)
-
-
-def _attend_repeated(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    group = q.shape[1] // k.shape[1]
-    return _attend(q, jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1))
-
-
-def attention(heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16) -> Program:
-    """Multi-head attention without a mask."""
-    return _program(_attend, dtype, *[(tokens, heads, head_dim)] * 3)
-
-
-def grouped_attention(
-    heads: int, kv_heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16
-) -> Program:
-    """Grouped-query attention without a mask."""
-    q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_groups, dtype, q, kv, kv)
-
-
-def repeated_attention(
-    heads: int, kv_heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16
-) -> Program:
-    """The same, written with ``jnp.repeat`` of keys and values."""
-    q, kv = (tokens, heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_repeated, dtype, q, kv, kv)
-
-
-def fused_projection(tokens: int, width: int, out: int, pieces: int, dtype: Any = jnp.bfloat16) -> Program:
-    """One product whose columns are ``pieces`` results side by side, as of a fused QKV projection."""
-    return _program(
-        lambda x, w: jnp.split(x @ w, pieces, axis=1), dtype, (tokens, width), (width, pieces * out)
-    )
-
-
-def gated_projection(tokens: int, width: int, out: int, dtype: Any = jnp.bfloat16) -> Program:
-    """``silu(gate) * up`` of one product that holds gate and up side by side."""
-
-    def gated(x: jax.Array, w: jax.Array) -> jax.Array:
-        gate, up = jnp.split(x @ w, 2, axis=1)
-        return jax.nn.silu(gate) * up
-
-    return _program(gated, dtype, (tokens, width), (width, 2 * out))
-
-
-def flip(rows: int, columns: int) -> Program:
-    """Rows in reverse order."""
-    return _program(lambda x: jnp.flip(x, 0), jnp.float32, (rows, columns))
-
-
-def roll(rows: int, columns: int, amount: int) -> Program:
-    """Rows moved on by ``amount``, the last ones to the front."""
-    return _program(lambda x: jnp.roll(x, amount, 0), jnp.float32, (rows, columns))
-
-
-def concatenate(columns: int, *rows: int) -> Program:
-    """Matrices below each other."""
-    return _program(lambda *xs: jnp.concatenate(xs), jnp.float32, *[(n, columns) for n in rows])
-
-
-def independent_products(size: int, count: int, dtype: Any = jnp.bfloat16) -> Program:
-    """``count`` square products that have nothing to do with each other."""
-    return _program(
-        lambda *xs: [a @ b for a, b in zip(xs[::2], xs[1::2], strict=True)],
-        dtype,
-        *[(size, size)] * (2 * count),
-    )
-
-
-def identity(*shape: int) -> Program:
-    """Nothing but a change of layout."""
-    return _program(lambda x: x, jnp.float32, shape)
-
-
-def accumulated_gradient(steps: int, tokens: int, rows: int, columns: int) -> Program:
-    """A weight's gradient summed over the micro-batches of a scan."""
-
-    def gradient(xs: jax.Array, gs: jax.Array) -> jax.Array:
-        def step(total: jax.Array, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            x, g = batch
-            return total + x.T @ g, None
-
-        return jax.lax.scan(step, jnp.zeros((rows, columns), jnp.float32), (xs, gs))[0]
-
-    return _program(gradient, jnp.float32, (steps, tokens, rows), (steps, tokens, columns))
-
-
-def sliced_product(m: int, k: int, n: int, kept: int) -> Program:
-    """The first rows of a product."""
-    return _program(lambda x, w: (x @ w)[:kept], jnp.float32, (m, k), (k, n))
-
-
-def summed_product(m: int, k: int, n: int) -> Program:
-    """The column sums of a product."""
-    return _program(lambda x, w: (x @ w).sum(axis=0), jnp.float32, (m, k), (k, n))
-
-
-def updated_rows(rows: int, columns: int) -> Program:
-    """One step of gradient descent on a table."""
-    return _program(lambda w, g: w - 0.1 * g, jnp.float32, (rows, columns), (rows, columns))
-
-
-def fft(batch: int, length: int) -> Program:
-    """A discrete Fourier transform of each row."""
-    return _program(lambda x: jnp.fft.fft(x, axis=1), jnp.complex64, (batch, length))
-
-
-def grouped_convolution(batch: int, channels: int, size: int, groups: int) -> Program:
-    """A 3 x 3 convolution in groups of channels."""
-
-    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=groups)
-
-    return _program(
-        convolve, jnp.float32, (batch, channels, size, size), (channels, channels // groups, 3, 3)
-    )
 
 
 # ---- goals of other cases of the same kinds ----------------------------------------------------------
@@ -500,6 +367,36 @@ VARIANTS = (
     _rows_variant("flip of rows", 7, flip(65537, 1024), flip(65, 4)),
     _rows_variant("concatenate three", 8, concatenate(4096, *[32768] * 3), concatenate(8, *[32] * 3)),
     _rows_variant("concatenate two, uneven", 6, concatenate(4096, 6144, 12288), concatenate(8, 12, 24)),
+    Case(
+        "15",
+        "dW onto a given value, fading",
+        8,
+        accumulated_onto(8, 8192, 1024, 4096),
+        accumulated_onto(3, 16, 8, 24),
+        224 * MIB,
+        inputs=(None, cut_along(1), cut_along(1)),
+        outputs=(replicated,),
+    ),
+    Case(
+        "15",
+        "gradient of a scanned loss",
+        6,
+        scanned_loss_gradient(8, 6144, 1024, 4096),
+        scanned_loss_gradient(3, 12, 8, 24),
+        160 * MIB,
+        inputs=(replicated, cut_along(1)),
+        outputs=(replicated,),
+    ),
+    Case(
+        "15",
+        "column maxima over scan steps",
+        3,
+        running_maximum(16, 3072, 6144),
+        running_maximum(4, 6, 12),
+        4 * 6144 * 4,
+        inputs=(cut_along(1),),
+        outputs=(replicated,),
+    ),
     Case(
         "9",
         "three matmuls 6144^3",

@@ -21,6 +21,9 @@ DEVICES = flags.DEFINE_integer("devices", 8, "How many CPU devices to run on.", 
 JSON_FILE = flags.DEFINE_string("json", None, "Write rows and summary to this file.")
 PLOT_FILE = flags.DEFINE_string("plot", None, "Draw the result to this PNG file.")
 
+IN_A_ROW = 3
+"""Calls of a program in each round of a comparison, of which the fastest counts."""
+
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -44,9 +47,10 @@ def start_devices() -> list[jax.Device]:
 def interleaved_seconds(
     programs: Mapping[str, Callable[[], Any]], repeats: int, on_round: Callable[[], object] = lambda: None
 ) -> dict[str, list[float]]:
-    """Time every program once per round, in an order drawn anew each round; results are awaited.
+    """Time every program a few times in a row per round, in an order drawn anew each round.
 
-    Interleaving exposes all programs alike to whatever else the machine does.
+    Interleaving exposes all programs alike to whatever else the machine does; the fastest of a few in a row
+    leaves out what another program left behind, and short bursts of other work.
 
     Args:
       programs: By name; each is called without arguments and returns its results.
@@ -54,7 +58,7 @@ def interleaved_seconds(
       on_round: Called after each round.
 
     Returns:
-      Seconds of each call.
+      Seconds of the fastest call of each round, its results awaited.
     """
     for program in programs.values():
         jax.block_until_ready(program())
@@ -63,11 +67,15 @@ def interleaved_seconds(
     for _ in range(repeats):
         draw.shuffle(order)
         for name in order:
-            start = time.perf_counter()
-            jax.block_until_ready(programs[name]())
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(min(_seconds(programs[name]) for _ in range(IN_A_ROW)))
         on_round()
     return seconds
+
+
+def _seconds(program: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program())
+    return time.perf_counter() - start
 
 
 def median_ms(seconds: Sequence[float]) -> float:

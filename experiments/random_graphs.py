@@ -25,7 +25,7 @@ from einsummable_jax.search import Boundary, search
 from einsummable_jax.topology import machine
 from einsummable_jax.transform.planner import with_exchanges
 from experiments import common
-from experiments.cases import Program
+from experiments.computations import Program
 from experiments.mesh_oracle import (
     BALANCE,
     BALANCED_OPERATIONS,

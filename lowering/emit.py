@@ -17,9 +17,9 @@ from jax import lax
 from einsummable_jax.custom_calls import exchange_call, new_token
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
+from einsummable_jax.layout import Monoid
 from einsummable_jax.lowering.shard_program import (
     BoxView,
-    CountOnce,
     EmptyStep,
     ExchangeStep,
     KernelStep,
@@ -27,6 +27,7 @@ from einsummable_jax.lowering.shard_program import (
     Offset,
     PackStep,
     ShardProgram,
+    SpreadStep,
     TakeStep,
     UnpackStep,
 )
@@ -50,12 +51,16 @@ class Exchanges:
       names: What an error calls each: its operation and source line.
       dtypes: The dtype of the tensor that each moves; its program's own where whole bytes hold it.
       ids: The exchange ids.
+      devices: The device of each rank.
+      shared: Whether all devices run the very same calls; else each group of them has its own, in a branch.
     """
 
     programs: Sequence[ExchangeProgram]
     names: Sequence[str]
     dtypes: Sequence[Any]
     ids: Sequence[int]
+    devices: Sequence[jax.Device]
+    shared: bool
 
 
 class _Emitter:
@@ -75,7 +80,8 @@ class _Emitter:
         self._late: set[int] = set()
         # XLA may schedule the calls of each branch in an order of its own, and wait for one before it
         # starts the next: two branches that disagree would deadlock. The token makes it the plan's order
-        # on all devices. In one shared program all devices follow one schedule anyway.
+        # on all devices. In one shared program all devices follow one schedule anyway; but on a GPU it may
+        # start calls side by side that nothing orders (in a CUDA graph), each with blocks that wait.
         self.token = token
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -95,7 +101,7 @@ class _Emitter:
         inputs. (A call that all devices share is dropped on all or on none, and a side effect would cost
         JAX's fast dispatch.) The token is always positive, which XLA cannot know.
         """
-        if self.token is not None and outputs:
+        if self.token is not None and not self.exchanges.shared and outputs:
             smallest = min(range(len(outputs)), key=lambda i: outputs[i].size or math.inf)
             outputs[smallest] = _tie(self.token[0], outputs[smallest])
         return outputs
@@ -138,6 +144,15 @@ class _Emitter:
     def empty(self, step: EmptyStep) -> None:
         self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
 
+    def spread(self, step: SpreadStep) -> None:
+        value = self.buffers[step.source]
+        contribution = _identity(step.monoid, step.shape, value.dtype)
+        if value.size:
+            own = self.only_if(step.counts, step.monoid, value)
+            starts = list(map(self.offset, step.box.starts))
+            contribution = lax.dynamic_update_slice(contribution, own, starts) if starts else own
+        self.buffers[step.result] = contribution
+
     def kernel(self, step: KernelStep) -> None:
         operation = self.graph.operations[step.operation]
         call = LocalCall(
@@ -149,7 +164,7 @@ class _Emitter:
         operands = self._kernel_operands(step)
         if step.once is not None:
             for position in step.once.operands:
-                operands[position] = self.counted(step.once, operands[position])
+                operands[position] = self.only_if(step.once.counts, step.once.monoid, operands[position])
         values = operation.spec.kernel(call, *operands)
         for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
             expected = (box.shape, self.graph.tensors[tensor].dtype)
@@ -160,12 +175,12 @@ class _Emitter:
                 )
             self.buffers[buffer] = value
 
-    def counted(self, once: CountOnce, operand: Any) -> Any:
-        """A final operand as this call's contribution has it: whole, or the identity in its place."""
-        identity = jnp.full(operand.shape, once.monoid.identity(operand.dtype), operand.dtype)
-        if isinstance(once.counts, int):
-            return operand if once.counts else identity
-        return lax.select(self.offset(once.counts) == 1, operand, identity)
+    def only_if(self, counts: Offset, monoid: Monoid, value: Any) -> Any:
+        """A final value as one contribution has it: as it is where ``counts`` is 1, else the identity."""
+        identity = _identity(monoid, value.shape, value.dtype)
+        if isinstance(counts, int):
+            return value if counts else identity
+        return lax.select(self.offset(counts) == 1, value, identity)
 
     def _kernel_operands(self, step: KernelStep) -> list[Any]:
         """The operands; those that a recomputation starts from depend on what it has to wait for."""
@@ -190,8 +205,9 @@ class _Emitter:
             device=self.program.devices[0],
             exchange_id=self.exchanges.ids[step.exchange],
             name=self.exchanges.names[step.exchange],
-            shared=self.token is None,
+            shared=self.exchanges.shared,
             token=self.token,
+            devices=self.exchanges.devices,
         )
         for buffer, output in zip(step.outputs, outputs, strict=True):
             self.buffers[buffer] = output.astype(self.exchanges.dtypes[step.exchange])
@@ -226,6 +242,10 @@ class _Emitter:
         return inside
 
 
+def _identity(monoid: Monoid, shape: Sequence[int], dtype: Any) -> Any:
+    return jnp.full(shape, monoid.identity(dtype), dtype)
+
+
 def _tie(token: Any, value: Any) -> Any:
     """``value``, made to depend on ``token``, which is positive.
 
@@ -256,6 +276,7 @@ def _zero_unless(condition: Any, value: Any) -> Any:
 
 
 _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
+    SpreadStep: _Emitter.spread,
     TakeStep: _Emitter.take,
     UnpackStep: _Emitter.unpack,
     PackStep: _Emitter.pack,
@@ -266,13 +287,13 @@ _EMIT: dict[type, Callable[[_Emitter, Any], None]] = {
 }
 
 
-def branch_token(inputs: Sequence[Any]) -> Any:
-    """The token for programs that are branches of one `lax.switch`: to be made before it, from its inputs."""
+def first_token(inputs: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+    """The token for programs whose exchanges it orders: to be made from their inputs, before any branch."""
     arrays = [
         jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         for value in inputs
     ]
-    return new_token([array.astype(storage_dtype(array.dtype)) for array in arrays])
+    return new_token([array.astype(storage_dtype(array.dtype)) for array in arrays], devices)
 
 
 def emit(
@@ -291,7 +312,7 @@ def emit(
       exchanges: The exchanges of the plan.
       rank: This device's rank, an int32 scalar.
       inputs: This device's shard of every function input.
-      token: From `branch_token`; None when all devices run this very program.
+      token: From `first_token`; None where nothing has to order exchanges.
 
     Returns:
       This device's shard of every function output.

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, use_abstract_mesh
 from einsummable_jax._compat import empty_abstract_mesh
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.lowering.crossing import named_sharding, partition_spec, refined_mesh, shard_shape
-from einsummable_jax.lowering.emit import Exchanges, branch_token, emit, new_exchange_ids
+from einsummable_jax.lowering.emit import Exchanges, emit, first_token, new_exchange_ids
 from einsummable_jax.lowering.resolve import resolve, resolve_all
 from einsummable_jax.lowering.shard_program import ShardProgram
 from einsummable_jax.search import Plan
@@ -95,7 +95,7 @@ class Lowerable:
             rank = lax.axis_index(mesh.axis_names)
             branches = [self._branch(program, exchanges, rank) for program in self.programs]
             if len(branches) == 1:
-                return branches[0](None, *inputs)
+                return branches[0](self._token(inputs), *inputs)
             group = np.zeros(len(self.devices), np.int32)
             for number, program in enumerate(self.programs):
                 group[list(program.devices)] = number
@@ -120,10 +120,12 @@ class Lowerable:
         """The exchanges with ids that nothing else in this process has."""
         graph = self.plan.graph
         dtypes = [graph.tensors[exchange.tensor].dtype for exchange in self.plan.exchanges]
-        return Exchanges(self.exchanges, self.exchange_names, dtypes, new_exchange_ids(len(dtypes)))
+        ids, shared = new_exchange_ids(len(dtypes)), len(self.programs) == 1
+        return Exchanges(self.exchanges, self.exchange_names, dtypes, ids, self.devices, shared)
 
     def _token(self, inputs: Sequence[Any]) -> Any:
-        return branch_token(inputs) if self.exchanges else None
+        ordered = len(self.programs) > 1 or self.devices[0].platform != "cpu"
+        return first_token(inputs, self.devices) if self.exchanges and ordered else None
 
     def _branch(self, program: ShardProgram, exchanges: Exchanges, rank: Any) -> Callable[..., list[Any]]:
         def branch(token: Any, *inputs: Any) -> list[Any]:
@@ -142,6 +144,6 @@ class Lowerable:
         names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
 
         def alone(*inputs: Any) -> list[Any]:
-            return branch(self._token(inputs) if len(self.programs) > 1 else None, *inputs)
+            return branch(self._token(inputs), *inputs)
 
         return DeviceProgram(device, program, names, jax.make_jaxpr(alone)(*shards))

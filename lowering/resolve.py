@@ -20,12 +20,13 @@ from einsummable_jax.lowering.shard_program import (
     Offset,
     PackStep,
     ShardProgram,
+    SpreadStep,
     Step,
     TakeStep,
     UnpackStep,
 )
 from einsummable_jax.search import Fetch, Plan
-from einsummable_jax.search.contributions import counted_once, first_part, parts_made
+from einsummable_jax.search.contributions import counted_once, counting_calls, first_part, parts_made
 
 T = TypeVar("T", bound=Hashable)
 Views = tuple[tuple[int, BoxView], ...]
@@ -54,6 +55,23 @@ def _view(boxes: Sequence[Box]) -> BoxView:
     return BoxView(shape, tuple(_offset([s[dim] for s in starts]) for dim in range(len(shape))))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Handed:
+    """A tile that the steps of a loop hand on.
+
+    Attributes:
+      initial: Buffer of the initial value.
+      begin: Buffer of what a step starts with.
+      boxes: The box of each sharing device.
+      parts: The contribution that it is of each of them; None if it is final.
+    """
+
+    initial: int
+    begin: int
+    boxes: tuple[Box, ...]
+    parts: tuple[int, ...] | None
+
+
 @dataclasses.dataclass
 class _Block:
     """Steps found so far of the whole program or of one loop, and what passes into the loop and out of it.
@@ -62,14 +80,13 @@ class _Block:
       steps: The steps.
       slices: Buffers ``(stacked, its entry)``.
       stacks: Buffers ``(entry, stacked)``.
-      carried: For each carry's operation, a tuple for each kernel call: the buffers of the initial value and
-        of what a step starts with, and the box of each sharing device.
+      carried: What is handed from step to step for each carry's operation, an entry for each kernel call.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
     slices: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     stacks: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    carried: dict[int, list[tuple[int, int, tuple[Box, ...]]]] = dataclasses.field(default_factory=dict)
+    carried: dict[int, list[_Handed]] = dataclasses.field(default_factory=dict)
 
 
 class _Resolver:
@@ -136,9 +153,10 @@ class _Resolver:
             self._ensure_exchanged(fetch)  # also where the carry has no tile
             finals: dict[int, int] = {}
             (start,) = self.plan.graph.operations[carry.operation].results
-            for init, begin, boxes in block.carried.get(carry.operation, ()):
-                finals[begin] = self.new_buffer()
-                carries.append((init, begin, self.fetch(carry.next, fetch, boxes), finals[begin]))
+            for handed in block.carried.get(carry.operation, ()):
+                finals[handed.begin] = self.new_buffer()
+                left = self.fetch(carry.next, fetch, handed.boxes, handed.parts)
+                carries.append((handed.initial, handed.begin, left, finals[handed.begin]))
             self.buffers[carry.final, 0] = [finals[begin] for begin in self.buffers[start, 0]]
         steps = tuple(block.steps)
         links = tuple(carries), tuple(block.slices), tuple(block.stacks)
@@ -168,7 +186,9 @@ class _Resolver:
     def operation(self, index: int) -> None:
         operation, spec = self.plan.graph.operations[index], self.plan.graph.operations[index].spec
         decomposition = self.plan.decompositions[index]
-        calls = [decomposition.calls[d] for d in self.devices]
+        calls, reads = (
+            [boxes[d] for d in self.devices] for boxes in (decomposition.calls, decomposition.reads)
+        )
         carried, parts = decomposition.carried, self._parts_made(index)
         for fetch in self.plan.fetches[index]:
             # Kernel call here or not: all devices take part in all exchanges, in one order.
@@ -176,10 +196,10 @@ class _Resolver:
         count = _same([len(boxes) for boxes in calls])
         made: list[dict[int, int]] = [{} for _ in operation.results]
         for call in range(count):
-            boxes = tuple(device_calls[call] for device_calls in calls)
+            boxes, read_boxes = (tuple(held[call] for held in each) for each in (calls, reads))
             operands = []
             for position, tensor in enumerate(operation.operands):
-                operand_boxes = self._boxes(spec.operands[position], boxes)
+                operand_boxes = self._boxes(spec.operands[position], read_boxes)
                 read = None
                 if carried is not None and position in carried.operands:
                     read = tuple(carried.parts[d][call] for d in self.devices)
@@ -232,10 +252,29 @@ class _Resolver:
             return
         ((operand, _),), ((result, _),) = operands, results
         if primitive == SCAN_CARRY:
-            inside = self._boxes(graph.operations[index].spec.operands[0], boxes)
-            block.carried.setdefault(index, []).append((operand, result, inside))
+            block.carried.setdefault(index, []).append(self._begun(index, call, boxes, operand, result))
         else:
             (block.slices if primitive == SCAN_SLICE else block.stacks).append((operand, result))
+
+    def _begun(self, index: int, call: int, boxes: tuple[Box, ...], initial: int, begin: int) -> _Handed:
+        """A tile with which a loop begins; a contribution that has its share of a final initial value."""
+        graph, decomposition = self.plan.graph, self.plan.decompositions[index]
+        inside = self._boxes(graph.operations[index].spec.operands[0], boxes)
+        carried = decomposition.carried
+        if carried is None:
+            return _Handed(initial, begin, inside, None)
+        if carried.spread is not None:
+            counting = counting_calls(decomposition, carried.spread)
+            shares = [carried.spread.boxes[d][call] for d in self.devices]
+            local = [share.relative_to(box) for share, box in zip(shares, boxes, strict=True)]
+            share, shape = self._view(tuple(local)), _same([box.shape for box in inside])
+            counts = _offset([int(counting[d][call]) for d in self.devices])
+            source, initial = initial, self.new_buffer()
+            step = SpreadStep(source, initial, shape, share, carried.spread.monoid, counts)
+            loop = graph.loop_of_operation[index]
+            assert loop is not None
+            self.blocks[graph.loops[loop].parent].steps.append(step)
+        return _Handed(initial, begin, inside, tuple(carried.parts[d][call] for d in self.devices))
 
     def _after(self, index: int) -> int | None:
         """The buffer that a recomputation waits for, if this device has a tile of it."""

@@ -58,6 +58,27 @@ class EmptyStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SpreadStep:
+    """Make a contribution of a final value: a box of it, and the identity of a monoid elsewhere.
+
+    Attributes:
+      source: The box of the value.
+      result: The contribution.
+      shape: Its extents.
+      box: Where in it the value is.
+      monoid: What aggregates the contributions.
+      counts: 1 where this contribution is the one that has the box, else 0.
+    """
+
+    source: int
+    result: int
+    shape: tuple[int, ...]
+    box: BoxView
+    monoid: Monoid
+    counts: Offset
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CountOnce:
     """Final operands of a kernel call on contributions: one contribution has all of them, the others none.
 
@@ -125,7 +146,7 @@ class LoopStep:
     steps: tuple[Step, ...]
 
 
-Step = TakeStep | UnpackStep | PackStep | EmptyStep | KernelStep | ExchangeStep | LoopStep
+Step = TakeStep | UnpackStep | PackStep | EmptyStep | SpreadStep | KernelStep | ExchangeStep | LoopStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +187,8 @@ def _exchanges(steps: tuple[Step, ...]) -> Iterator[ExchangeStep]:
 def _blank(step: Step) -> object:
     if isinstance(step, TakeStep):
         return (step.source, step.result, step.box.shape)
+    if isinstance(step, SpreadStep):
+        return (step.source, step.result, step.shape, step.box.shape, step.monoid)
     if isinstance(step, KernelStep):
         operands = tuple((buffer, box.shape) for buffer, box in step.operands)
         results = tuple((buffer, box.shape) for buffer, box in step.results)

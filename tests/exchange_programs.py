@@ -1,4 +1,4 @@
-"""Exchange programs of the usual collectives, and numpy's word on what any program computes."""
+"""Exchange programs, the usual collectives and random ones, data, and numpy's word on what comes of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 
+from einsummable_jax.custom_calls.encode import DTYPE_CODES, admits
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
 from einsummable_jax.layout import Box, Monoid, even_cuts
 
@@ -86,6 +88,44 @@ def all_to_all(devices: int, n: int, dtype: Any = "float32") -> ExchangeProgram:
     return same_shapes(devices, dtype, [(n,)], [(n,)], [moves])
 
 
+def uneven_gather(devices: int) -> ExchangeProgram:
+    """Device r holds r + 1 elements; each needs the elements of the devices up to itself."""
+    starts = [r * (r + 1) // 2 for r in range(devices + 1)]
+    moves = tuple(
+        Move(
+            (Slice(s, Space.INPUT, 0, Box.full((s + 1,))),),
+            Slice(d, Space.OUTPUT, 0, Box(((starts[s], starts[s + 1]),))),
+        )
+        for d in range(devices)
+        for s in range(d + 1)
+    )
+    inputs = tuple(((r + 1,),) for r in range(devices))
+    outputs = tuple(((starts[r + 1],),) for r in range(devices))
+    return ExchangeProgram(devices, np.dtype("float32"), inputs, outputs, ((),) * devices, (moves,))
+
+
+@st.composite
+def box_moves(draw):
+    """A program of random boxes, with disjoint destinations, over buffers of up to four dimensions."""
+    ndim = draw(st.integers(0, 4))
+    shape = tuple(draw(st.integers(1, 6)) for _ in range(ndim))
+    devices = draw(st.integers(1, 4))
+    extents = tuple(draw(st.integers(1, n)) for n in shape)
+    moves = []
+    for device in range(devices):
+        starts = [
+            [draw(st.integers(0, n - e)) for n, e in zip(shape, extents, strict=True)] for _ in range(4)
+        ]
+        count = draw(st.integers(1, 3))
+        sources = tuple(
+            source(draw(st.integers(0, devices - 1)), Box.at(start, extents)) for start in starts[:count]
+        )
+        moves.append(
+            Move(sources, target(device, Box.at(starts[3], extents)), Monoid.SUM if count > 1 else None)
+        )
+    return same_shapes(devices, "int32", [shape], [shape], [moves])
+
+
 def interpret(program: ExchangeProgram, inputs: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
     """The outputs of each device, by numpy, element type by element type as the engine promises."""
     outputs = [[np.zeros(shape, program.dtype) for shape in shapes] for shapes in program.output_shapes]
@@ -134,3 +174,8 @@ def _exceeds(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Whether ``a`` comes after ``b`` by real part, then by imaginary part."""
     real_a, real_b = np.real(a), np.real(b)
     return np.where(real_a == real_b, np.imag(a) > np.imag(b), real_a > real_b)
+
+
+CASES = [
+    (name, monoid) for name in DTYPE_CODES for monoid in (None, *Monoid) if admits(monoid, np.dtype(name))
+]

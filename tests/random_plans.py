@@ -5,10 +5,13 @@ import random
 from collections.abc import Mapping, Sequence
 
 from einsummable_jax.graph import Graph, JoinAggSpec, Operation, Role
-from einsummable_jax.layout import Box, Layout, Relation, TiledLayout, mesh_layouts
-from einsummable_jax.search import Carried, Decomposition, Plan
+from einsummable_jax.layout import Box, Layout, Monoid, Relation, TiledLayout, mesh_layouts
+from einsummable_jax.search import Carried, Decomposition, Plan, Spread
 from einsummable_jax.search.assemble import PlanError, assemble, result_relations
 from einsummable_jax.search.contributions import counted_once
+
+MAX_DRAWS = 200
+"""After so many plans whose loops do not hand on the contributions they start with, none are handed on."""
 
 
 def random_cover(spec: JoinAggSpec, rng: random.Random, pieces: int) -> list[Box]:
@@ -121,6 +124,44 @@ def carried_decomposition(
     )
 
 
+def begun_decomposition(
+    spec: JoinAggSpec, monoid: Monoid, num_devices: int, rng: random.Random
+) -> Decomposition:
+    """A final value spread over random parts on random devices: each element counts in one of them.
+
+    Args:
+      spec: The ``scan_carry`` operation.
+      monoid: What aggregates the contributions.
+      num_devices: Number of devices.
+      rng: Where choices come from.
+    """
+    calls: list[list[tuple[Box, int, Box]]] = [[] for _ in range(num_devices)]
+    num_parts = rng.randint(2, 3)
+    for box in random_cover(spec, rng, rng.randrange(3)):
+        for part, share in enumerate(_shares(box, num_parts, rng)):
+            for device in rng.sample(range(num_devices), rng.randint(1, min(2, num_devices))):
+                calls[device].append((box, part, share))
+    parts = tuple(tuple(part for _, part, _ in device_calls) for device_calls in calls)
+    spread = Spread(monoid, tuple(tuple(share for *_, share in device_calls) for device_calls in calls))
+    return Decomposition(
+        tuple(tuple(box for box, *_ in device_calls) for device_calls in calls),
+        "random, begins contributions",
+        Carried((), parts, spread),
+    )
+
+
+def _shares(box: Box, num_parts: int, rng: random.Random) -> list[Box]:
+    """A box in as many pieces, some of them empty; or all of it for each part: the first one then counts."""
+    if not box.ndim or rng.random() < 0.3:
+        return [box] * num_parts
+    dim = rng.randrange(box.ndim)
+    start, stop = box.bounds[dim]
+    edges = [start, *sorted(rng.randint(start, stop) for _ in range(num_parts - 1)), stop]
+    pieces = [Box((*box.bounds[:dim], bound, *box.bounds[dim + 1 :])) for bound in itertools.pairwise(edges)]
+    rng.shuffle(pieces)
+    return pieces
+
+
 def _nowhere(spec: JoinAggSpec, relations: Mapping[int, Relation], box: Box, part: int) -> bool:
     return not any(
         tile.part == part and tile.box.intersect(spec.operand_box(position, box)) is not None
@@ -195,18 +236,45 @@ def _carried(
     return None
 
 
-def random_plan(graph: Graph, num_devices: int, seed: int, carry: float = 0.7) -> Plan:
-    """A random plan; ``carry``: how often an operation that may run on contributions does."""
+def random_plan(
+    graph: Graph, num_devices: int, seed: int, carry: float = 0.7, begin: Monoid | None = None
+) -> Plan:
+    """A random plan.
+
+    Args:
+      graph: What is planned.
+      num_devices: Number of devices.
+      seed: Where choices come from.
+      carry: How often an operation that may run on contributions does.
+      begin: What aggregates the carries of loops that begin as contributions, most of them; None: none do.
+    """
     rng = random.Random(seed)
+    for _ in range(MAX_DRAWS):
+        try:
+            return _drawn(graph, num_devices, rng, carry, begin)
+        except PlanError as error:  # a step leaves other contributions than the carry consists of
+            if "what a step leaves" not in str(error):
+                raise
+    return _drawn(graph, num_devices, rng, 0.0, None)
+
+
+def _drawn(graph: Graph, num_devices: int, rng: random.Random, carry: float, begin: Monoid | None) -> Plan:
     relations: dict[int, Relation] = {}
     decompositions = []
-    for operation in graph.operations:
+    finals = {carry.operation: carry.final for loop in graph.loops for carry in loop.carries}
+    for index, operation in enumerate(graph.operations):
         found = None
-        if rng.random() < carry:
+        if begin is not None and index in finals and rng.random() < 0.8:
+            value = graph.tensors[operation.results[0]]
+            begun = begun_decomposition(operation.spec, begin, num_devices, rng)
+            found = begun, result_relations(operation.spec, begun, [(value.shape, value.dtype)], begin)
+        elif rng.random() < carry:
             found = _carried(graph, operation, relations, rng)
         decomposition, made = found or _plain(graph, operation, num_devices, rng)
         decompositions.append(decomposition)
         relations.update(zip(operation.results, made, strict=True))
+        if index in finals:
+            relations[finals[index]] = made[0]
     inputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.inputs]
     outputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.outputs]
     return assemble(graph, decompositions, inputs, outputs)

@@ -163,8 +163,9 @@ def test_rows_of_a_matrix_are_two_dimensions():
 
 def test_an_engine_that_is_not_built_says_how_to_build_it(monkeypatch):
     monkeypatch.setattr(engine, "_LIBRARY", "libmissing.so")
+    monkeypatch.setattr(engine, "_library", None)
     with pytest.raises(ImportError, match=r"libmissing.so is not built.*cmake --build build"):
-        engine._find()
+        engine.library()
 
 
 def test_a_timeout_must_be_positive():
@@ -190,5 +191,5 @@ def test_exit_and_fork_do_not_hang():
 
 
 def test_a_platform_without_an_engine_is_named():
-    with pytest.raises(NotImplementedError, match="no exchange engine for platform 'gpu' yet"):
-        engine.register("gpu")
+    with pytest.raises(NotImplementedError, match="platform 'tpu', only for CPUs and NVIDIA GPUs"):
+        engine.register("tpu")

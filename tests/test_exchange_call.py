@@ -1,6 +1,5 @@
-"""The exchange as a JAX operation on CPU devices, against numpy and against XLA's collectives."""
+"""The exchange as a JAX operation on CPU devices, against XLA's collectives, and inside programs."""
 
-import functools
 import threading
 
 import hypothesis
@@ -9,199 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exchange_calls import DEVICES, call, distributed, place, random_array, run
 from exchange_programs import (
-    aggregate,
     all_gather,
     all_reduce,
     all_to_all,
     interpret,
-    is_narrow_float,
     reduce_scatter,
     same_shapes,
     source,
     target,
+    uneven_gather,
 )
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from einsummable_jax import _compat, custom_calls
-from einsummable_jax.custom_calls import engine, exchange_call, new_token
-from einsummable_jax.custom_calls.encode import DTYPE_CODES, admits
-from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
+from einsummable_jax import custom_calls
+from einsummable_jax.custom_calls import engine, new_token
+from einsummable_jax.exchange.program import Move, Space
 from einsummable_jax.layout import Box, Monoid
-
-DEVICES = 8
-
-
-@functools.cache
-def mesh(devices: int = DEVICES) -> jax.sharding.Mesh:
-    return jax.make_mesh((devices,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
-
-
-def distributed(fn, devices: int = DEVICES):
-    """``fn(rank, *local arrays)`` on every device; arrays are cut along their first axis."""
-
-    def local(*args):
-        return fn(jax.lax.axis_index("x"), *args)
-
-    return jax.jit(
-        jax.shard_map(local, mesh=mesh(devices), in_specs=P("x"), out_specs=P("x"), check_vma=False)
-    )
-
-
-def call(program, arrays, rank, exchange_id, **options):
-    options = {"device": 0, "shared": True, "name": "test", **options}
-    return exchange_call(program, arrays, rank, exchange_id=exchange_id, **options)
-
-
-def place(array: np.ndarray, devices: int = DEVICES) -> jax.Array:
-    return jax.device_put(array, NamedSharding(mesh(devices), P("x")))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_open():
     yield
-    _compat.dispatch.runtime_tokens.clear()  # JAX would wait at exit for calls that a test has made fail
     assert custom_calls.open_exchanges() == 0
-
-
-@pytest.fixture
-def short_timeout():
-    before = custom_calls.exchange_timeout()
-    custom_calls.set_exchange_timeout(0.5)
-    yield
-    custom_calls.set_exchange_timeout(before)
-
-
-def run(program: ExchangeProgram, inputs, exchange_id: int = 1) -> list[list[np.ndarray]]:
-    """Runs a program whose devices all have one input and one output of the same shapes."""
-
-    def local(rank, *arrays):
-        outputs, _ = call(program, [array[0] for array in arrays], rank, exchange_id)
-        return [output[None] for output in outputs]
-
-    stacked = [np.stack(arrays) for arrays in zip(*inputs, strict=True)]
-    outputs = distributed(local, program.num_devices)(
-        *[place(array, program.num_devices) for array in stacked]
-    )
-    return [[np.asarray(output)[device] for output in outputs] for device in range(program.num_devices)]
-
-
-# ---- Element types and boxes ------------------------------------------------------------------------------
-
-
-def random_array(rng: np.random.Generator, shape, dtype: np.dtype) -> np.ndarray:
-    if dtype.kind in "biu":
-        low, high = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if dtype.kind == "b":
-            return rng.integers(low, high, shape).astype(dtype)
-        return rng.integers(low, high, shape, dtype=dtype, endpoint=True)
-    if dtype.name == "float8_e8m0fnu":
-        return np.exp2(rng.integers(-20, 20, shape)).astype(dtype)
-    values = rng.standard_normal(shape) * rng.choice([0.01, 1, 3], shape)
-    if dtype.kind == "c":
-        return (values + 1j * rng.standard_normal(shape)).astype(dtype)
-    special = rng.random(shape)
-    if dtype.name != "float8_e4m3b11fnuz":
-        values[special < 0.03] = np.nan
-    values[(special > 0.03) & (special < 0.06)] = 1e30
-    with np.errstate(all="ignore"):
-        return values.astype(dtype)
-
-
-def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
-    assert actual.dtype == expected.dtype
-    if expected.dtype.kind == "c":
-        tolerance = 1e-5 if expected.dtype.itemsize == 8 else 1e-12
-        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-    elif expected.dtype.kind in "biu":
-        np.testing.assert_array_equal(actual, expected)
-    else:
-        np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
-
-
-CASES = [
-    (name, monoid) for name in DTYPE_CODES for monoid in (None, *Monoid) if admits(monoid, np.dtype(name))
-]
-
-
-@pytest.mark.parametrize(("name", "monoid"), CASES, ids=[f"{n}-{m.value if m else 'copy'}" for n, m in CASES])
-def test_every_dtype_and_monoid_on_strided_boxes(name, monoid):
-    """Device 0 takes boxes of three devices' matrices, device 1 columns; 64-bit types need x64."""
-    rng, dtype = np.random.default_rng(len(name)), np.dtype(name)
-    boxes = [Box(((0, 5), (1, 9), (2, 3))), Box(((2, 7), (0, 8), (0, 1))), Box(((1, 6), (2, 10), (1, 2)))]
-    row_boxes = [
-        Box(((0, 4), (0, 10), (0, 3))),
-        Box(((3, 7), (0, 10), (0, 3))),
-        Box(((1, 5), (0, 10), (0, 3))),
-    ]
-    count = 1 if monoid is None else 3
-    moves = [
-        Move(
-            tuple(source(device, box) for device, box in enumerate(group[:count])),
-            target(device, Box.at((1, 1, 1), group[0].shape)),
-            monoid,
-        )
-        for device, group in ((0, boxes), (1, row_boxes))
-    ]
-    program = same_shapes(3, dtype, [(7, 10, 3)], [(7, 12, 5)], [moves])
-    inputs = [[random_array(rng, (7, 10, 3), dtype)] for _ in range(3)]
-    with jax.enable_x64(True):
-        actual = run(program, inputs)
-    expected = interpret(program, inputs)
-    for device, group in ((0, boxes), (1, row_boxes)):
-        written = Box.at((1, 1, 1), group[0].shape).slices()
-        assert_same(actual[device][0][written], expected[device][0][written])
-
-
-@pytest.mark.parametrize("name", [n for n in DTYPE_CODES if n.startswith(("float8", "float16", "bfloat16"))])
-def test_narrow_floats_round_as_ml_dtypes_does(name):
-    """All pairs of values, summed: every tie, overflow, subnormal and NaN of the 8-bit formats."""
-    dtype = np.dtype(name)
-    if dtype.itemsize == 1:
-        codes = np.arange(256, dtype=np.uint8)
-        left, right = (side.ravel() for side in np.meshgrid(codes, codes))
-    else:
-        left, right = np.random.default_rng(0).integers(0, 2**16, (2, 1 << 15), dtype=np.uint16)
-    inputs = [[left.view(dtype)], [right.view(dtype)]]
-    program = reduce_scatter(2, left.size, dtype)
-    actual = np.concatenate([outputs[0] for outputs in run(program, inputs)])
-    assert is_narrow_float(dtype)
-    assert_same(actual, aggregate(Monoid.SUM, [inputs[0][0], inputs[1][0]], dtype))
-
-
-@st.composite
-def box_moves(draw):
-    """A program of random boxes, with disjoint destinations, over buffers of up to four dimensions."""
-    ndim = draw(st.integers(0, 4))
-    shape = tuple(draw(st.integers(1, 6)) for _ in range(ndim))
-    devices = draw(st.integers(1, 4))
-    extents = tuple(draw(st.integers(1, n)) for n in shape)
-    moves = []
-    for device in range(devices):
-        starts = [
-            [draw(st.integers(0, n - e)) for n, e in zip(shape, extents, strict=True)] for _ in range(4)
-        ]
-        count = draw(st.integers(1, 3))
-        sources = tuple(
-            source(draw(st.integers(0, devices - 1)), Box.at(start, extents)) for start in starts[:count]
-        )
-        moves.append(
-            Move(sources, target(device, Box.at(starts[3], extents)), Monoid.SUM if count > 1 else None)
-        )
-    return same_shapes(devices, "int32", [shape], [shape], [moves])
-
-
-@hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(program=box_moves(), seed=st.integers(0, 1000))
-def test_random_boxes(program, seed):
-    rng = np.random.default_rng(seed)
-    shape = program.input_shapes[0][0]
-    inputs = [[random_array(rng, shape, program.dtype)] for _ in range(program.num_devices)]
-    actual, expected = run(program, inputs), interpret(program, inputs)
-    for move in program.rounds[0]:
-        device, written = move.destination.device, move.destination.box.slices()
-        assert_same(actual[device][0][written], expected[device][0][written])
 
 
 # ---- Collectives, small and large -------------------------------------------------------------------------
@@ -261,6 +90,41 @@ def test_devices_that_take_no_part_go_on():
     np.testing.assert_array_equal(run(program, [[row] for row in x])[1][0], x[0])
 
 
+@st.composite
+def programs_of_rounds(draw):
+    """Every round writes one row of each device's output or scratch, from rows written before."""
+    devices, rounds = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    n = draw(st.sampled_from([1, 7, 40_000]))
+    row = [Box(((k, k + 1), (0, n))) for k in range(rounds)]
+    written = [source(device, row[0]) for device in range(devices)]
+    program = []
+    for k in range(rounds):
+        targets = [
+            target(device, row[k], draw(st.sampled_from([Space.OUTPUT, Space.SCRATCH])))
+            for device in range(devices)
+        ]
+        moves = []
+        for written_to in targets:
+            read = draw(st.lists(st.sampled_from(written), min_size=1, max_size=3))
+            moves.append(Move(tuple(read), written_to, Monoid.SUM if len(read) > 1 else None))
+        program.append(moves)
+        written += targets
+    return same_shapes(devices, "int32", [(1, n)], [(rounds, n)], program, scratch=[(rounds, n)])
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(program=programs_of_rounds(), seed=st.integers(0, 1000))
+def test_rounds_follow_each_other(program, seed):
+    rng = np.random.default_rng(seed)
+    inputs = [[random_array(rng, shapes[0], program.dtype)] for shapes in program.input_shapes]
+    actual, expected = run(program, inputs), interpret(program, inputs)
+    for moves in program.rounds:
+        for move in moves:
+            if move.destination.space is Space.OUTPUT:
+                device, rows = move.destination.device, move.destination.box.slices()
+                np.testing.assert_array_equal(actual[device][0][rows], expected[device][0][rows])
+
+
 # ---- Inside programs --------------------------------------------------------------------------------------
 
 
@@ -278,22 +142,6 @@ def test_inside_scan(n):
     x = np.random.default_rng(0).standard_normal(DEVICES * n).astype(np.float32)
     expected = np.tile(x.reshape(DEVICES, n).mean(0) + 20, DEVICES)
     np.testing.assert_allclose(distributed(local)(place(x)), expected, rtol=1e-5, atol=1e-5)
-
-
-def uneven_gather(devices: int) -> ExchangeProgram:
-    """Device r holds r + 1 elements; each needs the elements of the devices up to itself."""
-    starts = [r * (r + 1) // 2 for r in range(devices + 1)]
-    moves = tuple(
-        Move(
-            (Slice(s, Space.INPUT, 0, Box.full((s + 1,))),),
-            Slice(d, Space.OUTPUT, 0, Box(((starts[s], starts[s + 1]),))),
-        )
-        for d in range(devices)
-        for s in range(d + 1)
-    )
-    inputs = tuple(((r + 1,),) for r in range(devices))
-    outputs = tuple(((starts[r + 1],),) for r in range(devices))
-    return ExchangeProgram(devices, np.dtype("float32"), inputs, outputs, ((),) * devices, (moves,))
 
 
 def test_under_switch_with_shapes_that_differ():
@@ -444,92 +292,3 @@ def test_two_threads_launch_at_once():
         thread.join(60)
     for number in (1, 2):
         np.testing.assert_array_equal(results[number], np.full(DEVICES * 5000, number))
-
-
-# ---- What goes wrong --------------------------------------------------------------------------------------
-
-
-def test_a_device_that_never_arrives_is_named(short_timeout):
-    program = all_reduce(DEVICES, 16)
-
-    def branch(device):
-        if device in (2, 5):
-            return lambda x: x
-        return lambda x: call(
-            program, [x], device, 42, device=device, shared=False, name="dot at model.py:3"
-        )[0][0]
-
-    fn = distributed(lambda rank, x: jax.lax.switch(rank, [branch(d) for d in range(DEVICES)], x))
-    x = place(np.ones(DEVICES * 16, np.float32))
-    for _ in range(2):
-        with pytest.raises(jax.errors.JaxRuntimeError) as error:
-            fn(x).block_until_ready()
-        message = str(error.value)
-        assert "exchange 42 (dot at model.py:3)" in message
-        assert "no call came from device rank(s) 2, 5; arrived: 0, 1, 3, 4, 6, 7" in message
-    total = distributed(lambda rank, x: call(program, [x], rank, 1)[0][0])(x)
-    np.testing.assert_array_equal(total, np.full(DEVICES * 16, DEVICES))
-
-
-def test_a_large_exchange_that_begins_without_all_devices_fails_too(short_timeout):
-    program = all_gather(DEVICES, 200_000)
-
-    def branch(device):
-        if device == 7:
-            return lambda x: jnp.zeros(DEVICES * 200_000)
-        return lambda x: call(program, [x], device, 43, device=device, shared=False)[0][0]
-
-    fn = distributed(lambda rank, x: jax.lax.switch(rank, [branch(d) for d in range(DEVICES)], x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"device rank\(s\) 7"):
-        fn(place(np.ones(DEVICES * 200_000, np.float32))).block_until_ready()
-
-
-def test_programs_that_differ_under_one_id_are_refused(short_timeout):
-    programs = [all_gather(DEVICES, 4), all_gather(DEVICES, 4, "float32")]
-    other = same_shapes(DEVICES, "float32", [(4,)], [(DEVICES * 4,)], [programs[1].rounds[0][::-1]])
-
-    def branch(device):
-        program = other if device == 3 else programs[0]
-        return lambda x: call(program, [x], device, 44, device=device, shared=False)[0][0]
-
-    fn = distributed(lambda rank, x: jax.lax.switch(rank, [branch(d) for d in range(DEVICES)], x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="another program under the same exchange id"):
-        fn(place(np.ones(DEVICES * 4, np.float32))).block_until_ready()
-
-
-def test_a_malformed_attribute_is_an_error(monkeypatch):
-    program = all_gather(DEVICES, 4)
-    numbers = custom_calls.encode(program).copy()
-    numbers[-1] = 99
-    monkeypatch.setattr("einsummable_jax.custom_calls.call.encode", lambda program: numbers)
-    fn = distributed(lambda rank, x: call(program, [x], rank, 45)[0][0])
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"exchange 45 \(test\): malformed exchange program"):
-        fn(place(np.ones(DEVICES * 4, np.float32)))
-
-
-def test_buffers_that_do_not_fit_the_program_are_an_error(monkeypatch):
-    program, other = all_gather(DEVICES, 4), all_gather(DEVICES, 5)
-    monkeypatch.setattr(
-        "einsummable_jax.custom_calls.call.encode", lambda program: custom_calls.encode(other)
-    )
-    fn = distributed(lambda rank, x: call(program, [x], rank, 46)[0][0])
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match="input 0 has 4 elements of dtype code 11, the program wants 5"
-    ):
-        fn(place(np.ones(DEVICES * 4, np.float32))).block_until_ready()
-
-
-def test_a_rank_that_does_not_exist_is_an_error():
-    program = all_gather(DEVICES, 4)
-    fn = distributed(lambda rank, x: call(program, [x], rank + 1, 47)[0][0])
-    with pytest.raises(jax.errors.JaxRuntimeError, match="rank is 8, the program is for 8 devices"):
-        fn(place(np.ones(DEVICES * 4, np.float32))).block_until_ready()
-
-
-def test_inputs_that_do_not_fit_are_refused_when_traced():
-    program = all_gather(DEVICES, 4)
-    fn = distributed(lambda rank, x: call(program, [x[:3]], rank, 48)[0][0])
-    with pytest.raises(
-        ValueError, match=r"inputs have shapes \(\(3,\),\).*wants shapes \(\(4,\),\) of dtype float32"
-    ):
-        fn(place(np.ones(DEVICES * 4, np.float32)))

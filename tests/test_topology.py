@@ -11,7 +11,7 @@ import pytest
 
 from einsummable_jax.topology import Topology, detect, host, machine
 
-NAMES = ["dgx_a100", "dgx_h100", "hgx_h200", "dgx_v100", "pcie", "two_hosts"]
+NAMES = ["dgx_a100", "dgx_h100", "dgx_v100", "hgx_b200", "hgx_h200", "pcie", "two_hosts"]
 
 
 @pytest.fixture

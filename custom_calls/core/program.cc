@@ -157,6 +157,7 @@ void ReadSizes(Reader& reader, Program& program) {
 
 std::unique_ptr<const Program> Read(const int64_t* data, size_t length) {
   auto program = std::make_unique<Program>();
+  if (length > INT32_MAX) Reject("the encoding has ", length, " numbers, at most ", INT32_MAX, " are supported");
   program->encoding.assign(data, data + length);
   Reader reader(program->encoding);
   reader.Next("magic number", kMagic, kMagic);

@@ -99,8 +99,9 @@ std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchan
       Open(key, occurrences, exchange);
     }
   } catch (const std::bad_alloc&) {
-    failure = {Failure::Kind::kInvalid, exchange->Title() + ": no memory for " +
-                                            std::to_string(exchange->schedule.scratch_bytes) + " bytes of scratch"};
+    const int64_t bytes = exchange->schedule.view().header().scratch_bytes;
+    failure = {Failure::Kind::kInvalid,
+               exchange->Title() + ": no memory for " + std::to_string(bytes) + " bytes of scratch"};
     return nullptr;
   }
   return occurrences.open[number - occurrences.first];

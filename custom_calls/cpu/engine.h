@@ -33,7 +33,8 @@ class Engine {
   static Engine& Get();
 
   // Runs `rank`'s part of `exchange`. Never waits: the call is ended when the moves are done.
-  void Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank, std::unique_ptr<RankCall> call);
+  void Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
+            std::unique_ptr<RankCall> call);
 
   // Ends every call of the launch that waits, and every later one, with `failure`.
   void FailRun(int64_t run_id, const Failure& failure);

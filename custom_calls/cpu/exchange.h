@@ -1,6 +1,7 @@
 // One exchange instruction of an executable: its program and what identifies it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -10,14 +11,34 @@
 #include "core/program.h"
 #include "core/schedule.h"
 #include "cpu/counters.h"
+#include "cpu/flags.h"
 
 namespace einsummable::cpu {
 
 // What one part of a large exchange reads and writes: small beside a second-level cache.
 inline constexpr int64_t kPartBytes = 256 << 10;
 
+// Exchanges that read and write less than this are run by one thread: waking another one takes about as long.
+inline constexpr double kInlineBytes = 1 << 20;
+
+// Such that each has a few parts of the longest phase of a rank to do: threads that take them up end at about one time.
+inline int32_t WorkersPerRank(const ScheduleView& schedule) {
+  constexpr int32_t kPartsPerWorker = 2;
+  constexpr int32_t kMaxWorkers = 64;
+  if (schedule.header().traffic_bytes < kInlineBytes) return 1;
+  int32_t most_parts = 0;
+  for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
+    const Range phases = schedule.rank(rank).phases;
+    for (int32_t i = phases.begin; i < phases.end; ++i) {
+      most_parts = std::max(most_parts, schedule.phase(i).parts.size());
+    }
+  }
+  return std::clamp(most_parts / kPartsPerWorker, 1, kMaxWorkers);
+}
+
 struct Exchange {
   std::unique_ptr<const Program> program;
+  // Copies are executed where they read: those of one piece of memory to several ranks follow each other.
   Schedule schedule;
   int64_t id = 0;
   std::string name;      // the operation that it serves, for messages
@@ -26,15 +47,18 @@ struct Exchange {
   std::vector<Counter*> counters;  // by rank
   // Smoothed time that XLA's continuation of one rank runs in the thread that completes the rank.
   std::atomic<int64_t> continuation_ns{0};
+  SpareFlags spare_flags;
+  int32_t workers_per_rank;
 
   Exchange(std::unique_ptr<const Program> decoded, int64_t id, std::string name)
-      : program(std::move(decoded)), schedule(MakeSchedule(*program, kPartBytes)), id(id), name(std::move(name)),
-        counters(CountersOf(id, program->num_devices)) {}
+      : program(std::move(decoded)), schedule(*program, {Copies::kPush, kPartBytes}), id(id), name(std::move(name)),
+        counters(CountersOf(id, program->num_devices)), spare_flags(program->num_devices),
+        workers_per_rank(WorkersPerRank(schedule.view())) {}
 
   // What messages call it.
   std::string Title() const { return "exchange " + std::to_string(id) + " (" + name + ")"; }
 
-  bool Participates(int64_t rank) const { return schedule.participates[rank]; }
+  bool Participates(int64_t rank) const { return schedule.view().Participates(static_cast<int32_t>(rank)); }
 };
 
 }  // namespace einsummable::cpu

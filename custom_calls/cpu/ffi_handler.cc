@@ -11,6 +11,7 @@
 #include <utility>
 #include <variant>
 
+#include "core/call_frame.h"
 #include "cpu/engine.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -47,61 +48,13 @@ ffi::ErrorOr<std::unique_ptr<InstructionState>> Instantiate(ffi::Span<const int6
   return state;
 }
 
-// What is wrong with one buffer of a call, or nothing.
-std::optional<std::string> Mismatch(const char* kind, size_t index, const ffi::AnyBuffer& buffer, int64_t size,
-                                    const Program& program) {
-  const auto count = static_cast<int64_t>(buffer.element_count());
-  const auto dtype = static_cast<int64_t>(buffer.element_type());
-  if (count == size && dtype == static_cast<int64_t>(program.dtype)) return std::nullopt;
-  return std::string(kind) + " " + std::to_string(index) + " has " + std::to_string(count) +
-         " elements of dtype code " + std::to_string(dtype) + ", the program wants " + std::to_string(size) +
-         " of dtype code " + std::to_string(static_cast<int64_t>(program.dtype));
-}
-
-struct CallFrame {
-  ffi::RemainingArgs& args;
-  ffi::RemainingRets& rets;
-};
-
-// Collects the buffers of `rank`, or says which does not fit the program.
-std::optional<std::string> Collect(const Exchange& exchange, int64_t rank, const CallFrame& frame,
-                                   std::vector<char*>& buffers) {
-  const Program& program = *exchange.program;
-  const auto& inputs = program.sizes[rank][static_cast<int>(Space::kInput)];
-  const auto& outputs = program.sizes[rank][static_cast<int>(Space::kOutput)];
-  const size_t token = exchange.has_token ? 1 : 0;
-  if (frame.args.size() != inputs.size() + token || frame.rets.size() != outputs.size() + token) {
-    return "got " + std::to_string(frame.args.size()) + " operands and " + std::to_string(frame.rets.size()) +
-           " results, the program wants " + std::to_string(inputs.size() + token) + " and " +
-           std::to_string(outputs.size() + token);
-  }
-  buffers.reserve(inputs.size() + outputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const ffi::AnyBuffer buffer = frame.args.get<ffi::AnyBuffer>(i + token).value();
-    if (auto mismatch = Mismatch("input", i, buffer, inputs[i], program)) return mismatch;
-    buffers.push_back(static_cast<char*>(buffer.untyped_data()));
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const ffi::AnyBuffer buffer = *frame.rets.get<ffi::AnyBuffer>(i + token).value();
-    if (auto mismatch = Mismatch("output", i, buffer, outputs[i], program)) return mismatch;
-    buffers.push_back(static_cast<char*>(buffer.untyped_data()));
-  }
-  return std::nullopt;
-}
-
-bool IsToken(const ffi::AnyBuffer& buffer) {
-  return buffer.element_type() == ffi::S32 && buffer.element_count() == 1;
-}
-
 // Hands the token on (a result must not be left undefined where XLA did not alias it); its value, or nothing if it is
 // no token.
 std::optional<int64_t> PassToken(const CallFrame& frame) {
-  if (frame.args.size() == 0 || frame.rets.size() == 0) return std::nullopt;
-  const ffi::AnyBuffer from = frame.args.get<ffi::AnyBuffer>(0).value();
-  const ffi::AnyBuffer to = *frame.rets.get<ffi::AnyBuffer>(0).value();
-  if (!IsToken(from) || !IsToken(to)) return std::nullopt;
-  const int32_t value = *static_cast<const int32_t*>(from.untyped_data());
-  *static_cast<int32_t*>(to.untyped_data()) = value;
+  const std::optional<TokenBuffers> token = TokenOf(frame);
+  if (!token) return std::nullopt;
+  const int32_t value = *token->in;
+  *token->out = value;
   return value;
 }
 
@@ -135,7 +88,7 @@ ffi::Future Execute(InstructionState* state, ffi::RunId run_id, ffi::BufferR0<ff
     problem = "rank is " + std::to_string(rank) + ", the program is for " +
               std::to_string(exchange->program->num_devices) + " devices";
   } else {
-    problem = Collect(*exchange, rank, frame, call->buffers);
+    problem = CollectBuffers(*exchange->program, rank, exchange->has_token, frame, call->buffers);
   }
   if (problem) {
     call->failure = {Failure::Kind::kInvalid,

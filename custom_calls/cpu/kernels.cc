@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/element.h"
-#include "cpu/float8.h"
+#include "core/element.h"
+#include "core/float8.h"
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -16,43 +16,6 @@ namespace {
 
 // Elements aggregated at a time: the accumulators stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
-
-// ---- Operations -----------------------------------------------------------------------------------------
-
-struct Sum {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a + b); }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) { return {a.re + b.re, a.im + b.im}; }
-};
-
-struct Prod {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a * b); }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-  }
-};
-
-// NaN wins over any number. Complex numbers compare by real part, then by imaginary part, as in lax.
-struct Max {
-  template <typename T> static T Of(T a, T b) { return (a >= b) | (a != a) ? a : b; }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return (a.re == b.re ? a.im > b.im : a.re > b.re) ? a : b;
-  }
-};
-
-struct Min {
-  template <typename T> static T Of(T a, T b) { return (a <= b) | (a != a) ? a : b; }
-  template <typename R> static ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
-    return (a.re == b.re ? a.im < b.im : a.re < b.re) ? a : b;
-  }
-};
-
-struct And {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a & b); }
-};
-
-struct Or {
-  template <typename T> static T Of(T a, T b) { return static_cast<T>(a | b); }
-};
 
 // ---- One row: a run of elements along the innermost dimension -------------------------------------------
 
@@ -272,27 +235,21 @@ void CopyBytes(char* to, const char* from, int64_t bytes, bool stream) {
   StreamFence();
 }
 
-// Whether the move copies one run of memory to another.
-bool IsFlatCopy(const Move& move) {
-  if (move.monoid != Monoid::kCopy) return false;
-  return move.rank == 0 || (move.rank == 1 && move.destination.strides[0] == 1 && move.sources[0].strides[0] == 1);
-}
-
 // ---- Walking the box ------------------------------------------------------------------------------------
 
 // Rows of a strided box in row-major order: the index of the current row and the offset of each operand.
 class RowWalk {
  public:
-  RowWalk(const Move& move, int64_t first_row) : move_(move) {
+  RowWalk(const BoundMove& move, int64_t first_row) : move_(move) {
     for (int32_t dim = move.rank - 2; dim >= 0; --dim) {
       index_[dim] = first_row % move.extents[dim];
       first_row /= move.extents[dim];
     }
   }
 
-  int64_t Offset(const Slice& slice) const {
+  int64_t Offset(const int64_t* strides) const {
     int64_t offset = 0;
-    for (int32_t dim = 0; dim < move_.rank - 1; ++dim) offset += index_[dim] * slice.strides[dim];
+    for (int32_t dim = 0; dim < move_.rank - 1; ++dim) offset += index_[dim] * strides[dim];
     return offset;
   }
 
@@ -304,37 +261,32 @@ class RowWalk {
   }
 
  private:
-  const Move& move_;
+  const BoundMove& move_;
   int64_t index_[kMaxRank];
 };
 
 constexpr int64_t kMaxStackSources = 256;
 
-int64_t InnerStride(const Move& move, const Slice& slice) {
-  return move.rank == 0 ? 1 : slice.strides[move.rank - 1];
-}
-
-void RunRows(const BoundMove& bound, int64_t begin, int64_t end, bool stream, const char** sources,
+void RunRows(const BoundMove& move, int64_t begin, int64_t end, bool stream, const char** sources,
              int64_t* source_strides) {
-  const Move& move = *bound.move;
-  const int64_t num_sources = static_cast<int64_t>(move.sources.size());
   const int64_t inner = move.rank == 0 ? 1 : move.extents[move.rank - 1];
-  const int64_t item = ItemSize(bound.dtype);
+  const int64_t item = ItemSize(move.dtype);
   const bool copy = move.monoid == Monoid::kCopy;
-  const RowFn fn = copy ? CopyFn(item) : ReduceFn(move.monoid, bound.dtype);
-  const Float8* float8 = copy ? nullptr : Float8Table(bound.dtype);
-  const int64_t stride = InnerStride(move, move.destination);
-  for (int64_t s = 0; s < num_sources; ++s) source_strides[s] = InnerStride(move, move.sources[s]);
+  const RowFn fn = copy ? CopyFn(item) : ReduceFn(move.monoid, move.dtype);
+  const Float8* float8 = copy ? nullptr : Float8Table(move.dtype);
+  auto inner_stride = [&](const int64_t* strides) { return move.rank == 0 ? 1 : strides[move.rank - 1]; };
+  const int64_t stride = inner_stride(move.destination_strides);
+  for (int64_t s = 0; s < move.num_sources; ++s) source_strides[s] = inner_stride(move.source_strides[s]);
   stream = stream && copy && stride == 1 && source_strides[0] == 1;
   RowWalk walk(move, begin / inner);
   for (int64_t position = begin; position < end; walk.Next()) {
     const int64_t column = position % inner;
     const int64_t count = inner - column < end - position ? inner - column : end - position;
-    char* destination = bound.destination + (walk.Offset(move.destination) + column * stride) * item;
-    for (int64_t s = 0; s < num_sources; ++s) {
-      sources[s] = bound.sources[s] + (walk.Offset(move.sources[s]) + column * source_strides[s]) * item;
+    char* destination = move.destination + (walk.Offset(move.destination_strides) + column * stride) * item;
+    for (int64_t s = 0; s < move.num_sources; ++s) {
+      sources[s] = move.sources[s] + (walk.Offset(move.source_strides[s]) + column * source_strides[s]) * item;
     }
-    const Row row = {destination, stride, sources, source_strides, num_sources, count};
+    const Row row = {destination, stride, sources, source_strides, move.num_sources, count};
     if (stream) {
       StreamBytes(row.destination, row.sources[0], row.count * item);
     } else {
@@ -347,22 +299,21 @@ void RunRows(const BoundMove& bound, int64_t begin, int64_t end, bool stream, co
 
 }  // namespace
 
-void Run(const BoundMove& bound, int64_t begin, int64_t end, bool stream) {
-  if (IsFlatCopy(*bound.move)) {
-    const int64_t item = ItemSize(bound.dtype);
-    CopyBytes(bound.destination + begin * item, bound.sources[0] + begin * item, (end - begin) * item, stream);
+void Run(const BoundMove& move, int64_t begin, int64_t end, bool stream) {
+  if (move.contiguous) {
+    const int64_t item = ItemSize(move.dtype);
+    CopyBytes(move.destination + begin * item, move.sources[0] + begin * item, (end - begin) * item, stream);
     return;
   }
-  const int64_t num_sources = static_cast<int64_t>(bound.move->sources.size());
-  if (num_sources <= kMaxStackSources) {
+  if (move.num_sources <= kMaxStackSources) {
     const char* sources[kMaxStackSources];
     int64_t strides[kMaxStackSources];
-    RunRows(bound, begin, end, stream, sources, strides);
+    RunRows(move, begin, end, stream, sources, strides);
     return;
   }
-  const char** sources = new const char*[num_sources];
-  int64_t* strides = new int64_t[num_sources];
-  RunRows(bound, begin, end, stream, sources, strides);
+  const char** sources = new const char*[move.num_sources];
+  int64_t* strides = new int64_t[move.num_sources];
+  RunRows(move, begin, end, stream, sources, strides);
   delete[] strides;
   delete[] sources;
 }

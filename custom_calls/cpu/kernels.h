@@ -1,4 +1,4 @@
-// Copies and aggregations over strided boxes: the memory operations of the CPU engine.
+// Copies and aggregations over strided boxes: how the CPU engine runs a part.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,16 @@ namespace einsummable::cpu {
 
 // A move with the addresses of its slices: where the first element of each is in memory.
 struct BoundMove {
-  const Move* move;
+  Monoid monoid;
   DType dtype;
+  int32_t rank;
+  int64_t num_sources;
+  const int64_t* extents;
+  bool contiguous;  // a copy of one run of memory to another
   char* destination;
-  const char* const* sources;  // one per source of the move
+  const int64_t* destination_strides;
+  const char* const* sources;            // one per source
+  const int64_t* const* source_strides;  // likewise
 };
 
 // Runs elements [begin, end) of the move's box, counted in row-major order. `stream` asks for stores that

@@ -1,6 +1,7 @@
 #include "cpu/pool.h"
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 #include <utility>
 
@@ -38,92 +39,97 @@ Pool::Pool() : num_threads_(std::max<int64_t>(1, std::thread::hardware_concurren
 }
 
 void Pool::Wake(int64_t threads) {
-  for (int64_t i = 0; i < threads; ++i) wake_.notify_one();
+  for (; threads > 0; --threads) {
+    std::lock_guard lock(mutex_);
+    if (sleepers_.empty()) return;
+    sleepers_.back()->is_woken = true;
+    sleepers_.back()->wake.notify_one();
+    sleepers_.pop_back();
+  }
 }
 
-void Pool::Share(std::shared_ptr<Work> work, int64_t helpers) {
-  if (helpers > 0) {
-    {
-      std::lock_guard lock(mutex_);
-      work_.push_back(work);
-      helpers = std::min({helpers, idle_, num_threads_ - 1});
-    }
-    Wake(helpers);
+void Pool::Share(const std::shared_ptr<Work>& work, int64_t helpers) {
+  {
+    std::lock_guard lock(mutex_);
+    work_.push_back(work);
   }
-  while (work->RunPart()) {
-  }
-  if (helpers <= 0) return;
-  std::lock_guard lock(mutex_);
+  Wake(std::min(helpers, num_threads_ - 1));
+  work->Run();
   Forget(work);
 }
 
 void Pool::Forget(const std::shared_ptr<Work>& work) {
+  std::lock_guard lock(mutex_);
   const auto entry = std::find(work_.begin(), work_.end(), work);
   if (entry != work_.end()) work_.erase(entry);
 }
 
-bool Pool::Pop(Pending& pending) {
-  std::lock_guard lock(mutex_);
-  if (pending_.empty()) return false;
-  pending = std::move(pending_.front());
-  pending_.pop_front();
-  return true;
-}
-
 // Ends calls until there are none; when that takes long, the other threads are woken to help.
-void Pool::Drain() {
+void Pool::End(Endings& endings) {
   const FloatMode mode(Denormals::kFlush);
   int64_t begin = NowNs();
   int64_t now = begin;
-  for (Pending pending; Pop(pending);) {
-    pending.call->End();
-    pending.call = nullptr;
+  while (endings.EndNext()) {
     const int64_t before = std::exchange(now, NowNs());
-    Smooth(*pending.typical_ns, now - before);
+    Smooth(endings.typical_ns(), now - before);
     if (now - begin < kWorthWakingNs) continue;
     begin = now;
     Wake(num_pending() - 1);
   }
 }
 
-int64_t Pool::num_pending() {
-  std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(pending_.size());
-}
-
-void Pool::Complete(std::vector<std::unique_ptr<Ending>> calls,
-                    const std::shared_ptr<std::atomic<int64_t>>& typical_ns) {
-  if (calls.empty()) return;
-  const int64_t count = static_cast<int64_t>(calls.size());
+void Pool::Complete(const std::shared_ptr<Endings>& endings) {
+  const int64_t count = endings->num_left();
   const int64_t now = NowNs();
   {
     std::lock_guard lock(mutex_);
-    for (auto& call : calls) pending_.push_back({std::move(call), typical_ns, now});
+    pending_.push_back({endings, now});
   }
-  const bool is_long = typical_ns->load(std::memory_order_relaxed) * count > kWorthWakingNs;
+  const bool is_long = endings->typical_ns().load(std::memory_order_relaxed) * count > kWorthWakingNs;
   const int64_t wanted = is_long ? count : 1;
   Wake(is_worker ? wanted - 1 : wanted);  // a worker takes what there is next itself
 }
 
-void Pool::Worker() {
-  is_worker = true;
+// Forgets calls of which all have been ended, or are about to be.
+void Pool::DropEnded() {
+  while (!pending_.empty() && pending_.front().endings->num_left() == 0) pending_.pop_front();
+}
+
+int64_t Pool::CountPending() {
+  int64_t count = 0;
+  for (const Pending& pending : pending_) count += pending.endings->num_left();
+  return count;
+}
+
+int64_t Pool::num_pending() {
+  std::lock_guard lock(mutex_);
+  return CountPending();
+}
+
+// Waits for something to do.
+Pool::Job Pool::Next() {
+  Sleeper sleeper;
   std::unique_lock lock(mutex_);
   while (true) {
-    ++idle_;
-    wake_.wait(lock, [&] { return !pending_.empty() || !work_.empty(); });
-    --idle_;
-    if (!work_.empty()) {
-      std::shared_ptr<Work> work = work_.front();
-      lock.unlock();
-      while (work->RunPart()) {
-      }
-      lock.lock();
-      Forget(work);
-      continue;
+    DropEnded();
+    if (!work_.empty()) return {work_.front(), nullptr};
+    if (!pending_.empty()) return {nullptr, pending_.front().endings};
+    sleepers_.push_back(&sleeper);
+    sleeper.wake.wait(lock, [&] { return sleeper.is_woken; });
+    sleeper.is_woken = false;
+  }
+}
+
+void Pool::Worker() {
+  is_worker = true;
+  while (true) {
+    const Job job = Next();
+    if (job.work) {
+      job.work->Run();
+      Forget(job.work);
+    } else {
+      End(*job.endings);
     }
-    lock.unlock();
-    Drain();
-    lock.lock();
   }
 }
 
@@ -131,8 +137,9 @@ void Pool::Rescue() {
   int64_t added = 0;
   {
     std::lock_guard lock(mutex_);
+    DropEnded();
     if (pending_.empty() || NowNs() - pending_.front().queued_ns < kStuckNs) return;
-    added = std::min<int64_t>(static_cast<int64_t>(pending_.size()), kMaxRescuers - num_rescuers_);
+    added = std::min<int64_t>(CountPending(), kMaxRescuers - num_rescuers_);
     num_rescuers_ += added;
   }
   for (int64_t i = 0; i < added; ++i) std::thread(&Pool::Worker, this).detach();

@@ -1,18 +1,13 @@
 #include "cpu/rendezvous.h"
 
 #include <algorithm>
-#include <cstring>
 #include <sstream>
 
-#include "cpu/float_mode.h"
 #include "cpu/huge_pages.h"
 
 namespace einsummable::cpu {
 namespace {
 
-// Exchanges that read and write less than this are run by the thread of the last rank to arrive alone: waking another
-// one takes about as long.
-constexpr double kInlineBytes = 1 << 20;
 // What a woken thread should at least have to do.
 constexpr double kWorthWakingBytes = 256 << 10;
 // Exchanges that read and write more than this bypass the caches.
@@ -20,41 +15,42 @@ constexpr double kStreamBytes = 64 << 20;
 
 }  // namespace
 
-// One round, done part by part by whichever threads have time.
-class Rendezvous::RoundWork : public Work {
+// The moves of a large exchange, done by whichever threads have time.
+class Rendezvous::Moves : public Work {
  public:
-  RoundWork(std::shared_ptr<Rendezvous> owner, size_t number)
-      : owner_(std::move(owner)), number_(number), parts_(owner_->exchange_->schedule.rounds[number].parts),
-        left_(parts_.size()) {}
+  Moves(std::shared_ptr<Rendezvous> owner, const Buffers& buffers)
+      : owner_(std::move(owner)), buffers_(buffers),
+        tasks_(owner_->exchange_->schedule.view(), owner_->flags_.get(), buffers_,
+               owner_->exchange_->workers_per_rank) {}
 
-  bool RunPart() override {
-    const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
-    if (index >= parts_.size()) return false;
-    {
-      const FloatMode mode(Denormals::kKeep);
-      owner_->RunPart(parts_[index]);
-    }
-    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) owner_->BeginRound(number_ + 1);
-    return true;
+  void Run() override {
+    if (tasks_.Run()) owner_->EndAll();
   }
 
  private:
   const std::shared_ptr<Rendezvous> owner_;
-  const size_t number_;
-  const std::vector<Part>& parts_;
-  std::atomic<size_t> next_{0};
-  std::atomic<size_t> left_;
+  const Buffers buffers_;
+  Tasks tasks_;
 };
 
 Rendezvous::Rendezvous(std::shared_ptr<Exchange> exchange, Arena& arena, Pool& pool, std::function<void()> closed)
     : exchange_(std::move(exchange)), arena_(arena), pool_(pool), closed_(std::move(closed)), begin_ns_(NowNs()),
-      calls_(exchange_->program->num_devices) {
-  const int64_t scratch_bytes = exchange_->schedule.scratch_bytes;
-  if (scratch_bytes > 0) scratch_ = arena_.Take(static_cast<size_t>(scratch_bytes));
+      calls_(exchange_->program->num_devices),
+      buffers_(exchange_->program->num_devices) {
+  const ScheduleView schedule = exchange_->schedule.view();
+  const int64_t bytes = schedule.header().scratch_bytes;
+  if (bytes == 0) return;
+  scratch_block_ = arena_.Take(static_cast<size_t>(bytes));
+  char* next = scratch_block_.first;
+  for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
+    scratch_.push_back(next);
+    next += schedule.rank(rank).scratch_bytes;
+  }
 }
 
 Rendezvous::~Rendezvous() {
-  if (scratch_.first != nullptr) arena_.Give(scratch_);
+  if (scratch_block_.first != nullptr) arena_.Give(scratch_block_);
+  if (flags_) exchange_->spare_flags.Give(std::move(flags_));
 }
 
 void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
@@ -64,6 +60,7 @@ void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
     if (failure_) {
       call->failure = failure_;
     } else {
+      buffers_[rank] = call->buffers.data();
       calls_[rank] = std::move(call);
       ++num_arrived_;
       complete = IsComplete();
@@ -72,17 +69,13 @@ void Rendezvous::Arrive(int64_t rank, std::unique_ptr<RankCall> call) {
   if (call) return call->End();
   if (!complete) return;
   AdviseOutputs();
-  if (exchange_->schedule.traffic_bytes < kInlineBytes) {
-    RunInline();
-  } else {
-    BeginRound(0);
-  }
+  RunMoves();
 }
 
 // With all ranks here, before the first move.
 void Rendezvous::AdviseOutputs() {
   const Program& program = *exchange_->program;
-  if (exchange_->schedule.traffic_bytes < kHugeBufferBytes) return;
+  if (exchange_->schedule.view().header().traffic_bytes < kHugeBufferBytes) return;
   for (size_t rank = 0; rank < calls_.size(); ++rank) {
     if (!calls_[rank]) continue;
     const auto& sizes = program.sizes[rank];
@@ -95,66 +88,48 @@ void Rendezvous::AdviseOutputs() {
   }
 }
 
-void Rendezvous::RunInline() {
-  {
-    const FloatMode mode(Denormals::kKeep);
-    for (const Round& round : exchange_->schedule.rounds) {
-      if (round.copies.empty()) {
-        for (const Part& part : round.parts) RunPart(part);
-      }
-      for (const PlainCopy& copy : round.copies) {
-        std::memcpy(calls_[copy.destination_device]->buffers[copy.destination_slot] + copy.destination_byte,
-                    calls_[copy.source_device]->buffers[copy.source_slot] + copy.source_byte,
-                    static_cast<size_t>(copy.bytes));
-      }
+void Rendezvous::RunMoves() {
+  const ScheduleView schedule = exchange_->schedule.view();
+  const double traffic_bytes = schedule.header().traffic_bytes;
+  const Buffers buffers = {buffers_.data(), scratch_.data(), traffic_bytes > kStreamBytes};
+  if (traffic_bytes < kInlineBytes) {
+    RunAlone(schedule, buffers);
+    return EndAll();
+  }
+  flags_ = exchange_->spare_flags.Take();
+  pool_.Share(std::make_shared<Moves>(shared_from_this(), buffers),
+              static_cast<int64_t>(traffic_bytes / kWorthWakingBytes) - 1);
+}
+
+// Has the calls of all ranks that are here ended. No lock: they have all arrived, or no more will be let in.
+void Rendezvous::EndAll() {
+  const ScheduleView schedule = exchange_->schedule.view();
+  for (int32_t rank = 0; rank < schedule.header().num_ranks; ++rank) {
+    if (!calls_[rank]) continue;
+    if (failure_) {
+      calls_[rank]->failure = failure_;
+    } else {
+      exchange_->counters[rank]->bytes_received += schedule.rank(rank).bytes_received;
     }
   }
-  EndAll();
-}
-
-void Rendezvous::BeginRound(size_t number) {
-  const auto& rounds = exchange_->schedule.rounds;
-  if (number == rounds.size()) return EndAll();
-  const auto helpers = static_cast<int64_t>(rounds[number].traffic_bytes / kWorthWakingBytes) - 1;
-  pool_.Share(std::make_shared<RoundWork>(shared_from_this(), number),
-              std::min(helpers, static_cast<int64_t>(rounds[number].parts.size()) - 1));
-}
-
-char* Rendezvous::AddressOf(const Slice& slice) const {
-  const int64_t offset_bytes = slice.offset * exchange_->program->item_size;
-  if (slice.space != Space::kScratch) return calls_[slice.device]->buffers[slice.slot] + offset_bytes;
-  return scratch_.first + exchange_->schedule.scratch_offsets[slice.device][slice.buffer] + offset_bytes;
-}
-
-void Rendezvous::RunPart(const Part& part) {
-  static const RunFn run = BestRun();
-  constexpr size_t kFew = 64;
-  const Program& program = *exchange_->program;
-  const Move& move = program.moves[part.move];
-  const char* few[kFew];
-  std::vector<const char*> many;
-  const char** sources = few;
-  if (move.sources.size() > kFew) {
-    many.resize(move.sources.size());
-    sources = many.data();
-  }
-  for (size_t s = 0; s < move.sources.size(); ++s) sources[s] = AddressOf(move.sources[s]);
-  const BoundMove bound = {&move, program.dtype, AddressOf(move.destination), sources};
-  run(bound, part.begin, part.end, exchange_->schedule.traffic_bytes > kStreamBytes);
-}
-
-// Ends the calls of all ranks that are here. No lock: they have all arrived, or no more will be let in.
-void Rendezvous::EndAll() {
-  std::vector<std::unique_ptr<Ending>> ending;
-  ending.reserve(calls_.size());
-  for (size_t rank = 0; rank < calls_.size(); ++rank) {
-    if (!calls_[rank]) continue;
-    if (!failure_) exchange_->counters[rank]->bytes_received += exchange_->schedule.bytes_received[rank];
-    calls_[rank]->failure = failure_;
-    ending.push_back(std::move(calls_[rank]));
-  }
   if (!failure_) closed_();
-  pool_.Complete(std::move(ending), std::shared_ptr<std::atomic<int64_t>>(exchange_, &exchange_->continuation_ns));
+  pool_.Complete(shared_from_this());
+}
+
+bool Rendezvous::EndNext() {
+  while (true) {
+    const size_t rank = next_to_end_.fetch_add(1, std::memory_order_relaxed);
+    if (rank >= calls_.size()) return false;
+    if (!calls_[rank]) continue;
+    const std::unique_ptr<RankCall> call = std::move(calls_[rank]);
+    call->End();
+    return true;
+  }
+}
+
+int64_t Rendezvous::num_left() const {
+  return std::max<int64_t>(0, static_cast<int64_t>(calls_.size()) -
+                                  static_cast<int64_t>(next_to_end_.load(std::memory_order_relaxed)));
 }
 
 void Rendezvous::Fail(const Failure& failure) {
@@ -172,7 +147,7 @@ std::optional<Failure> Rendezvous::Overdue(int64_t deadline_ns, double timeout_s
   if (failure_ || IsComplete()) return std::nullopt;
   std::ostringstream missing, arrived;
   for (size_t rank = 0; rank < calls_.size(); ++rank) {
-    if (!exchange_->schedule.participates[rank]) continue;
+    if (!exchange_->Participates(static_cast<int64_t>(rank))) continue;
     std::ostringstream& list = calls_[rank] ? arrived : missing;
     list << (list.tellp() > 0 ? ", " : "") << rank;
   }

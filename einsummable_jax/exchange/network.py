@@ -20,6 +20,7 @@ class Network:
       resources: What each resource is, in words.
       capacities: Bytes/s of each resource, ``[R]``.
       uses: 1.0 where an edge uses a resource, ``[R, E]``.
+      latencies_s: Seconds before the first byte that an edge carries arrives, ``[E]``.
       egress: Bytes/s that a device can send in all.
       ingress: Bytes/s that a device can receive in all.
     """
@@ -29,6 +30,7 @@ class Network:
     resources: tuple[str, ...]
     capacities: np.ndarray
     uses: np.ndarray
+    latencies_s: np.ndarray
     egress: float
     ingress: float
 
@@ -56,7 +58,15 @@ class Network:
     @functools.cached_property
     def hops(self) -> np.ndarray:
         """Fewest edges from each device to each other, ``[n, n]``; infinite where there is no way."""
-        found = self.matrix(np.ones(len(self.edges)))
+        return self._shortest(np.ones(len(self.edges)))
+
+    @functools.cached_property
+    def distances_s(self) -> np.ndarray:
+        """Least latency from each device to each other, by any way, ``[n, n]``."""
+        return self._shortest(self.latencies_s)
+
+    def _shortest(self, lengths: np.ndarray) -> np.ndarray:
+        found = self.matrix(lengths)
         for middle in range(self.num_devices):
             np.minimum(found, found[:, middle, None] + found[None, middle], out=found)
         return found
@@ -93,5 +103,6 @@ def network_of(topology: Topology) -> Network:
         words = f"cut {sorted(cut.sources)}-{sorted(cut.destinations)}"
         add(words, cut.bandwidth, np.array([cut.carries(a, b) for a, b in pairs], bool))
     uses = np.array(rows, np.float64).reshape(len(rows), len(pairs))
+    latencies_s = np.array([topology.latency_between(a, b) for a, b in pairs])
     ports = topology.egress, topology.ingress
-    return Network(n, edges, tuple(names), np.array(capacities), uses, *ports)
+    return Network(n, edges, tuple(names), np.array(capacities), uses, latencies_s, *ports)

@@ -107,3 +107,23 @@ class ExchangeProgram:
                 found.add(move.destination.device)
                 found.update(source.device for source in move.sources)
         return tuple(sorted(found))
+
+    @functools.cached_property
+    def runs(self) -> int:
+        """Runs of consecutive elements read and written in all; a move's are as long as in all its slices."""
+        return sum(self._runs(move) for moves in self.rounds for move in moves)
+
+    def _runs(self, move: Move) -> int:
+        slices = (move.destination, *move.sources)
+        shapes = [self._shape(end) for end in slices]
+        box, run = move.destination.box, 1
+        for dim in reversed(range(box.ndim)):
+            extent = box.shape[dim]
+            run *= extent
+            if any(shape[dim] != extent for shape in shapes):
+                break
+        return len(slices) * (box.volume // run)
+
+    def _shape(self, end: Slice) -> tuple[int, ...]:
+        spaces = (self.input_shapes, self.output_shapes, self.scratch_shapes)
+        return spaces[end.space.value][end.device][end.buffer]

@@ -2,15 +2,15 @@
 
 A device starts the moves into its buffers in the order of their rounds, each once what it reads has been
 written and has arrived; rounds are no barriers. A move is transferred at the rate at which all moves of its round
-would end together if they were alone (so a round by itself takes as long as its busiest port, link or cut), and
-starts once its connections have that much to spare; among moves that wait for a connection the first in the
-program goes first. What is written arrives after the machine's latency.
+would end together if they were alone (so a round by itself takes as long as its busiest port, link or cut); if its connections
+have less to spare it takes that, and more as soon as there is more, the first in the program first. What is
+written arrives after the latency of the pair.
 
 Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
 must carry all that is read and written.
 
 Where devices share one memory the exchange takes the latency once, then all reads and writes of all devices
-over what it can send and receive in all.
+over what it can send and receive in all, and each run of consecutive elements its own time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.program import ExchangeProgram, Move
 from einsummable_jax.topology import Topology
 
-import os
-_LEAST = float(os.environ.get("EN","0.01"))
+_LEAST = 0.05
+"""A move starts when its connections have at least this part of what it could use to spare."""
 _ROUNDING = 1e-9
 """Rates and times that differ by less than this share count as equal."""
 
@@ -82,7 +82,7 @@ def simulate(program: ExchangeProgram, topology: Topology) -> Timeline:
     transfers = tuple(sorted(_transfers(work, topology), key=lambda t: (t.round, t.position)))
     if not program.rounds:
         return Timeline(0.0, ())
-    fixed_s = topology.latency_s if any(program.bytes_received) else topology.kernel_s
+    fixed_s = min((move.delay_s for move in work if move.is_remote), default=topology.kernel_s)
     memory_s = max(_touched_bytes(program)) / topology.memory_bandwidth
     return Timeline(max(fixed_s + memory_s, *(t.arrived_s for t in transfers), 0.0), transfers)
 
@@ -96,6 +96,7 @@ def _in_one_memory(program: ExchangeProgram, topology: Topology) -> Timeline:
         now += sum(_size(move, program) * (1 + len(move.sources)) for move in moves) / rate
         end = latency_s + now
         transfers += [Transfer(number, position, start, end, end) for position in range(len(moves))]
+    now += topology.run_s * program.runs if topology.run_s else 0.0
     return Timeline(topology.latency_of(len(program.rounds)) + now, tuple(transfers))
 
 
@@ -143,6 +144,7 @@ class _Work:
       size: Bytes that it writes.
       uses: The resources it takes, and how many times its own rate it takes of each.
       delay_s: How long after it is sent it arrives.
+      is_remote: Whether it reads from another device.
       batch: The batch it is in.
       planned: The most bytes/s at which it is transferred.
       rate: The bytes/s at which it is transferred now.
@@ -159,6 +161,7 @@ class _Work:
     size: int
     uses: tuple[tuple[int, int], ...]
     delay_s: float
+    is_remote: bool
     batch: _Batch
     planned: float = 0.0
     rate: float = 0.0
@@ -179,7 +182,7 @@ def _capacities(topology: Topology) -> list[float]:
 def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None:
     """The moves that must be timed; None if a connection that they need does not exist."""
     network, capacities = network_of(topology), _capacities(topology)
-    numbers = network.edge_numbers.tolist()
+    numbers, latencies = network.edge_numbers.tolist(), network.latencies_s.tolist()
     resources = [np.flatnonzero(column).tolist() for column in network.uses.T]
     writers = dependencies(program)
     read = {writer for some in writers for writer in some}
@@ -193,21 +196,25 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
             number += 1
             device = move.destination.device
             uses: dict[int, int] = {}
+            delay_s = 0.0
             for source in move.sources:
                 if source.device != device:
-                    if numbers[source.device][device] < 0:
+                    edge = numbers[source.device][device]
+                    if edge < 0:
                         return None
-                    for resource in resources[numbers[source.device][device]]:
+                    delay_s = max(delay_s, latencies[edge])
+                    for resource in resources[edge]:
                         uses[resource] = uses.get(resource, 0) + 1
-            delay_s = topology.latency_s
-            if not uses:
+            is_remote = bool(uses)
+            if not is_remote:
                 if not writers[number] and number not in read:
                     continue  # waits for nothing, and nothing waits for it
                 uses[len(network.capacities) + device] = 1 + len(move.sources)
                 delay_s = topology.kernel_s
             batch = batches.setdefault(device, _Batch())
             size = _size(move, program)
-            work = _Work(number, (round_number, position), size, tuple(uses.items()), delay_s, batch)
+            place = round_number, position
+            work = _Work(number, place, size, tuple(uses.items()), delay_s, is_remote, batch)
             for resource, times in work.uses:
                 load[resource] += times * size
             batch.moves.append(work)

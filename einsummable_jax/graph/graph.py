@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from einsummable_jax.graph.spec import JoinAggSpec
@@ -151,12 +152,35 @@ class Graph:
                 found[carry.final] = loop.parent
         return tuple(found)
 
+    def makers(self, tensor: int) -> tuple[int, ...]:
+        """The operations that must have run before a tensor exists; none for inputs and literals.
+
+        The last value of a carry is there after the operation that begins its loop and after those that make
+        what a step leaves.
+        """
+        return self._makers.get(tensor, ())
+
+    @functools.cached_property
+    def _makers(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for number, op in enumerate(self.operations):
+            found.update(dict.fromkeys(op.results, (number,)))
+        for loop in reversed(self.loops):  # inner ones first: their last value may be what a step leaves
+            for carry in loop.carries:
+                found[carry.final] = (carry.operation, *found.get(carry.next, ()))
+        return found
+
     def trips(self, loop: int | None) -> int:
         """How often the body of a loop runs in all, the loops around it included; 1 outside of loops."""
-        count = 1
+        return math.prod(self.loops[around].length for around in self.loops_around(loop))
+
+    def loops_around(self, loop: int | None) -> tuple[int, ...]:
+        """A loop and those around it, inner ones first; none outside of loops."""
+        found: list[int] = []
         while loop is not None:
-            count, loop = count * self.loops[loop].length, self.loops[loop].parent
-        return count
+            found.append(loop)
+            loop = self.loops[loop].parent
+        return tuple(found)
 
     def loops_ended_by(self, operation: int) -> tuple[int, ...]:
         """The loops whose last operation this is, inner ones first."""

@@ -13,6 +13,7 @@ from einsummable_jax.search.contributions import (
 from einsummable_jax.search.contributions import (
     carried_monoid,
     check_cover,
+    check_handed_on,
     parts_made,
     result_monoid,
     without,
@@ -31,7 +32,7 @@ def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
     """The distinct non-empty boxes of one operand that each device's kernel calls read, in call order."""
     return tuple(
         tuple(dict.fromkeys(box for box in map_boxes(array_map, calls) if not box.is_empty))
-        for calls in decomposition.calls
+        for calls in decomposition.reads
     )
 
 
@@ -133,13 +134,21 @@ class _Assembler:
         return self._needs[key]
 
     def end_loop(self, loop: Loop, decompositions: Sequence[Decomposition]) -> tuple[Fetch, ...]:
-        """Hand what a step leaves to the next one; the last one's stays where it is."""
+        """Hand what a step leaves to the next one; the last one's stays where it is.
+
+        Contributions are handed on where they are.
+        """
         found = []
         for carry in loop.carries:
             operation = self.graph.operations[carry.operation]
-            needs = self.needs(operation, 0, decompositions[carry.operation])
-            found.append(self.fetch(carry.next, needs, carry.operation))
-            self.versions[carry.final] = self.versions[operation.results[0]][:1]
+            decomposition, begun = decompositions[carry.operation], self.versions[operation.results[0]][0]
+            if begun.partial is None:
+                needs = self.needs(operation, 0, decomposition)
+                found.append(self.fetch(carry.next, needs, carry.operation))
+            else:
+                check_handed_on(operation, decomposition, begun.partial, self.versions[carry.next][0])
+                found.append(Fetch(0))
+            self.versions[carry.final] = [begun]
         return tuple(found)
 
     def fetch(self, tensor: int, needs: Needs, consumer: int | None) -> Fetch:

@@ -2,7 +2,8 @@
 
 A contraction cut along its reduction label leaves a partial relation. An operation that commutes with the
 aggregation (:class:`~einsummable_jax.graph.Commutes`) may run on each contribution where it is, and leave
-contributions itself; its consumer, or the consumer's, then aggregates what may be smaller, or shared.
+contributions itself; its consumer, or the consumer's, then aggregates what may be smaller, or shared. So
+may a loop hand contributions from step to step, for one aggregation when it is over.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from einsummable_jax.graph import JoinAggSpec, Operation, Role
+from einsummable_jax.graph import SCAN_CARRY, JoinAggSpec, Operation, Role
 from einsummable_jax.layout import Box, Monoid, Relation
-from einsummable_jax.search.plan import Carried, Decomposition
+from einsummable_jax.search.plan import Carried, Decomposition, Spread
 
 Contribution = tuple[int, Box]
 """The part of the carried operands, and the box of reduction labels."""
@@ -103,6 +104,11 @@ def carried_monoid(
     if carried is None:
         return None
     where = f"{operation.primitive} at {operation.source}"
+    if carried.spread is not None:
+        if operation.primitive != SCAN_CARRY or carried.operands:
+            raise PlanError(f"{where}: only the final initial value of a loop's carry is spread over parts")
+        _check_spread(operation.spec, decomposition, carried.spread, where)
+        return carried.spread.monoid
     monoids = {relations[position].partial for position in carried.operands}
     monoid = monoids.pop()
     if monoids or monoid is None:
@@ -111,8 +117,62 @@ def carried_monoid(
         raise PlanError(f"{where} does not commute with {monoid.value} in operands {carried.operands}")
     for position in carried.operands:
         _check_held(operation.spec, decomposition, position, relations[position], where)
-    _check_all_read(operation.spec, decomposition, monoid, relations, where)
+    _check_all_read(operation.spec, decomposition, carried.operands, relations, where)
+    if counted_once(operation.spec, carried, monoid) and without(
+        operation.spec.space, calls_by_part(decomposition)[first_part(carried)]
+    ):
+        raise PlanError(f"{where}: the first part's calls must cover the whole of {operation.spec.space}")
     return monoid
+
+
+def check_handed_on(
+    operation: Operation, decomposition: Decomposition, monoid: Monoid, relation: Relation
+) -> None:
+    """Check that the contributions which a step of a loop leaves are those that its carry consists of.
+
+    Args:
+      operation: The ``scan_carry`` operation.
+      decomposition: How it is run: on contributions.
+      monoid: What aggregates the carry.
+      relation: What the step leaves.
+
+    Raises:
+      PlanError: If a device lacks a contribution that it is to start the next step with, or one gets lost.
+    """
+    where = f"what a step leaves for {operation.primitive} at {operation.source}"
+    if relation.partial is not monoid:
+        raise PlanError(f"{where} is not contributions by {monoid.value}, as the carry is")
+    _check_held(operation.spec, decomposition, 0, relation, where)
+    _check_all_read(operation.spec, decomposition, (0,), {0: relation}, where)
+
+
+def _check_spread(spec: JoinAggSpec, decomposition: Decomposition, spread: Spread, where: str) -> None:
+    """Raise `PlanError` unless each element of the initial value counts exactly once."""
+    shares: dict[tuple[int, Box], Box] = {}
+    for calls, parts, boxes in zip(decomposition.calls, parts_read(decomposition), spread.boxes, strict=True):
+        for call, part, box in zip(calls, parts, boxes, strict=True):
+            if not call.contains(box):
+                raise PlanError(f"{where}: {box} of the initial value lies outside of the kernel call {call}")
+            if (other := shares.setdefault((part, call), box)) != box:
+                raise PlanError(f"{where}: copies of part {part} have {other} and {box} of the initial value")
+    if len({part for part, _ in shares}) < 2:
+        raise PlanError(f"{where}: a value is spread over two parts at least")
+    boxes = list(dict.fromkeys(box for box in shares.values() if not box.is_empty))
+    _check_disjoint(spec, boxes, decomposition.words)
+    if missing := without(spec.space, boxes):
+        raise PlanError(f"{where}: no part has {missing[0]} of the initial value")
+
+
+def counting_calls(decomposition: Decomposition, spread: Spread) -> tuple[tuple[bool, ...], ...]:
+    """Whether each kernel call counts what it has of a final value, by device: the lowest part's calls do."""
+    lowest: dict[Box, int] = {}
+    parts_and_boxes = [
+        list(zip(parts, boxes, strict=True))
+        for parts, boxes in zip(parts_read(decomposition), spread.boxes, strict=True)
+    ]
+    for part, box in itertools.chain(*parts_and_boxes):
+        lowest[box] = min(part, lowest.get(box, part))
+    return tuple(tuple(part == lowest[box] for part, box in device) for device in parts_and_boxes)
 
 
 def _check_held(
@@ -132,23 +192,19 @@ def _check_held(
 def _check_all_read(
     spec: JoinAggSpec,
     decomposition: Decomposition,
-    monoid: Monoid,
+    operands: Iterable[int],
     relations: Mapping[int, Relation],
     where: str,
 ) -> None:
-    carried = decomposition.carried
-    assert carried is not None
     calls = calls_by_part(decomposition)
     unread: dict[int, list[Box]] = {}
-    for position in carried.operands:
+    for position in operands:
         for tile in relations[position].tiles:
             if tile.part not in unread:
                 unread[tile.part] = without(spec.space, calls.get(tile.part, ()))
             for piece in unread[tile.part]:
                 if spec.operand_box(position, piece).intersect(tile.box) is not None:
                     raise PlanError(f"{where}: part {tile.part} of operand {position} is not read at {piece}")
-    if counted_once(spec, carried, monoid) and without(spec.space, calls[first_part(carried)]):
-        raise PlanError(f"{where}: the first part's calls must cover the whole of {spec.space}")
 
 
 def calls_by_part(decomposition: Decomposition) -> dict[int, list[Box]]:

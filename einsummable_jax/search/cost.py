@@ -186,7 +186,10 @@ def _traffic_seconds(
       topology: The machine.
     """
     if topology.shared:
-        return touched.sum(axis=0) * (itemsize / (topology.egress + topology.ingress))
+        per_element = itemsize / (topology.egress + topology.ingress)
+        if topology.run_s:
+            per_element = per_element + topology.run_s / _run_elements(held, needed)
+        return touched.sum(axis=0) * per_element
     memory = touched.max(axis=0) / topology.memory_bandwidth
     if topology.links or topology.cuts:
         network = _busiest_link(missing, held, needed, topology)
@@ -195,6 +198,29 @@ def _traffic_seconds(
         sent = missing.sum(axis=0) / _senders(held, needed)
         network = np.maximum(missing.max(axis=0) / topology.ingress, sent / topology.egress)
     return np.maximum(memory, network) * itemsize
+
+
+def _run_elements(held: Layouts, needed: Layouts) -> np.ndarray:
+    """Consecutive elements of the boxes that are moved, floats ``[U, V]``.
+
+    In each dimension a box is as long as the shorter of what is held and what is needed; a run goes on into
+    the next dimension where the box is all of both.
+    """
+    run = np.ones((len(held), len(needed)))
+    goes_on = np.ones(run.shape, bool)
+    for dim in reversed(range(len(held.shape))):
+        a, b = _longest(held, dim)[:, None], _longest(needed, dim)[None]
+        run = np.where(goes_on, run * np.minimum(a, b), run)
+        goes_on &= a == b
+        if not goes_on.any():
+            break
+    return run
+
+
+def _longest(layouts: Layouts, dim: int) -> np.ndarray:
+    """Length of the longest interval of any tile along one dimension, floats ``[U]``, at least 1."""
+    lengths = [slot.boxes[:, :, dim, 1] - slot.boxes[:, :, dim, 0] for slot in layouts.slots]
+    return np.maximum(np.maximum.reduce(lengths).max(axis=1), 1).astype(np.float64)
 
 
 def _senders(held: Layouts, needed: Layouts) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""Through which groups contributions may flow, and where that could save anything.
-
-Static: it looks at specs and sizes, not at layouts.
-"""
+"""Through which groups contributions may flow. Static: it looks at specs, not at layouts."""
 
 from __future__ import annotations
 
@@ -15,12 +12,6 @@ from einsummable_jax.search.groups import Group
 
 MAX_SOURCES = 3
 """Beyond this many tensors that may be contributions, a group takes all as such or none."""
-MAX_FLOWS = 2
-"""Flows of one group that are tried, those that save most."""
-CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-"""Operations whose work, done anew for each contribution, costs much."""
-CONTRACTION_SHRINKS = 8.0
-"""How many times less a contraction must leave than it is given for that to be worth it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +21,25 @@ class Flow:
     Attributes:
       operands: For each member, in order, the positions of the operands that are; () if results are final.
       monoid: What aggregates them.
+      begins: Results are contributions though all operands are final, as those of a loop's carry may be.
     """
 
     operands: tuple[tuple[int, ...], ...]
     monoid: Monoid
+    begins: bool = False
+
+    def leaves_parts(self, member: int) -> bool:
+        """Whether the results of the group's ``member``-th operation are contributions."""
+        return self.begins or bool(self.operands[member])
+
+
+FlowFrom = tuple[Flow, tuple[int, ...]]
+"""A flow, and the tensors read that are contributions in it."""
 
 
 def in_order(graph: Graph, groups: Sequence[Group]) -> list[int]:
     """The numbers of the groups, each after those that make what it reads."""
-    maker = {
-        t: number for number, g in enumerate(groups) for m in g.members for t in graph.operations[m].results
-    }
+    group_of = {m: number for number, group in enumerate(groups) for m in group.members}
     done: dict[int, None] = {}
 
     for first in range(len(groups)):
@@ -48,7 +47,7 @@ def in_order(graph: Graph, groups: Sequence[Group]) -> list[int]:
         while waiting:
             number = waiting[-1]
             read = {t for m in groups[number].members for t in graph.operations[m].operands}
-            before = {maker[t] for t in read if t in maker} - {number}
+            before = {group_of[maker] for t in read for maker in graph.makers(t)} - {number}
             missing = sorted(before.difference(done))
             if number in done or not missing:
                 done.setdefault(waiting.pop())
@@ -78,7 +77,7 @@ def flow_from(graph: Graph, group: Group, sources: Collection[int], monoid: Mono
     return Flow(tuple(operands), monoid)
 
 
-def flows_of(graph: Graph, group: Group, sources: Mapping[int, Monoid]) -> list[tuple[Flow, tuple[int, ...]]]:
+def flows_of(graph: Graph, group: Group, sources: Mapping[int, Monoid]) -> list[FlowFrom]:
     """The flows of a group, by one monoid, with the tensors that are contributions in each.
 
     Args:
@@ -86,7 +85,7 @@ def flows_of(graph: Graph, group: Group, sources: Mapping[int, Monoid]) -> list[
       group: One of its groups.
       sources: What aggregates each tensor read by the group that may be contributions.
     """
-    found: list[tuple[Flow, tuple[int, ...]]] = []
+    found: list[FlowFrom] = []
     for monoid in dict.fromkeys(sources.values()):
         tensors = tuple(t for t, kind in sources.items() if kind is monoid)
         subsets = [tensors]
@@ -115,82 +114,66 @@ def source_maps(
     return list(found)
 
 
-# ---- where that saves something --------------------------------------------------------------------
-
-FlowFrom = tuple[Flow, tuple[int, ...]]
-"""A flow, and the tensors read that are contributions in it."""
+# ---- through a whole graph -------------------------------------------------------------------------
 
 
-def worthwhile_flows(graph: Graph, groups: Sequence[Group], order: Sequence[int]) -> list[list[FlowFrom]]:
-    """The flows of each group that may leave less to aggregate, sooner or later, than they are given.
+def all_flows(
+    graph: Graph, groups: Sequence[Group], order: Sequence[int], carried: Mapping[int, Monoid]
+) -> tuple[list[list[FlowFrom]], dict[int, Monoid]]:
+    """The flows of each group, and what aggregates each tensor that may be contributions.
 
     Args:
       graph: The graph.
       groups: Its groups.
       order: Their numbers, each after those that make what it reads.
+      carried: What aggregates the carries of loops that may be contributions, by ``scan_carry`` operation.
     """
-    flows = _all_flows(graph, groups, order)
-    readers = _readers(graph, groups)
-    carriers: dict[int, set[int]] = {}
-    for number, found in enumerate(flows):
-        for _, tensors in found:
-            for tensor in tensors:
-                carriers.setdefault(tensor, set()).add(number)
-    outputs = set(graph.outputs)
-    # A tensor that somebody needs aggregated is aggregated in any case; its readers share what that costs.
-    avoidable = {t for t, by in carriers.items() if t not in outputs and readers.get(t, set()) <= by}
-    kept: list[list[FlowFrom]] = [[] for _ in groups]
-    later: dict[int, float] = {}
-    for number in reversed(order):
-        savings: list[tuple[float, FlowFrom]] = []
-        for flow, tensors in flows[number]:
-            given = sum(graph.tensors[t].bytes / len(readers[t]) for t in tensors if t in avoidable)
-            reached = _reached(graph, groups[number], flow)
-            leaving = [t for t in reached if t in outputs or readers.get(t, set()) - {number}]
-            left = sum(graph.tensors[t].bytes for t in leaving)
-            saving = given - left + sum(later.get(t, 0.0) for t in leaving)
-            if _contracts(graph, groups[number]) and given < CONTRACTION_SHRINKS * left:
-                continue
-            if saving > 0:
-                savings.append((saving, (flow, tensors)))
-        for saving, (flow, tensors) in sorted(savings, key=lambda found: -found[0])[:MAX_FLOWS]:
-            kept[number].append((flow, tensors))
-            for tensor in tensors:
-                later[tensor] = max(later.get(tensor, 0.0), saving)
-    return kept
-
-
-def _contracts(graph: Graph, group: Group) -> bool:
-    return any(graph.operations[m].primitive in CONTRACTIONS for m in group.members)
-
-
-def _all_flows(graph: Graph, groups: Sequence[Group], order: Sequence[int]) -> list[list[FlowFrom]]:
     flows: list[list[FlowFrom]] = [[] for _ in groups]
     made: dict[int, Monoid] = {}
+    finals = {carry.operation: carry.final for loop in graph.loops for carry in loop.carries}
     for number in order:
         group = groups[number]
         read = dict.fromkeys(t for m in group.members for t in graph.operations[m].operands)
-        flows[number] = flows_of(graph, group, {t: made[t] for t in read if t in made})
+        sources = {t: made[t] for t in read if t in made}
+        if (first := group.members[0]) in finals:
+            if first in carried:
+                flows[number] = _flows_of_carry(carried[first], sources)
+                made.update(dict.fromkeys((*graph.operations[first].results, finals[first]), carried[first]))
+            continue
+        flows[number] = flows_of(graph, group, sources)
         for position, member in enumerate(group.members):
             op = graph.operations[member]
-            carried = [flow.monoid for flow, _ in flows[number] if flow.operands[position]]
-            monoid = carried[0] if carried else monoid_made(op.spec)
+            through = [flow.monoid for flow, _ in flows[number] if flow.operands[position]]
+            monoid = through[0] if through else monoid_made(op.spec)
             if monoid is not None:
                 made.update(dict.fromkeys(op.results, monoid))
+    return flows, made
+
+
+def _flows_of_carry(monoid: Monoid, sources: Mapping[int, Monoid]) -> list[FlowFrom]:
+    """Contributions begin with a final value, or go on where the initial value is contributions."""
+    flows: list[FlowFrom] = [(Flow(((),), monoid, begins=True), ())]
+    flows += [(Flow(((0,),), monoid), (init,)) for init, made_by in sources.items() if made_by is monoid]
     return flows
 
 
-def _readers(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
-    """The groups that read each tensor."""
+def readers_of(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
+    """The groups that read each tensor; that of a loop's carry reads what a step leaves for it."""
     found: dict[int, set[int]] = {}
+    next_of = {carry.operation: carry.next for loop in graph.loops for carry in loop.carries}
     for number, group in enumerate(groups):
         for member in group.members:
-            for tensor in graph.operations[member].operands:
+            also = (next_of[member],) if member in next_of else ()
+            for tensor in (*graph.operations[member].operands, *also):
                 found.setdefault(tensor, set()).add(number)
     return found
 
 
-def _reached(graph: Graph, group: Group, flow: Flow) -> list[int]:
+def reached(graph: Graph, group: Group, flow: Flow) -> list[int]:
     """The results of a group that are contributions in a flow."""
-    pairs = zip(group.members, flow.operands, strict=True)
-    return [t for member, positions in pairs if positions for t in graph.operations[member].results]
+    return [
+        t
+        for position, member in enumerate(group.members)
+        if flow.leaves_parts(position)
+        for t in graph.operations[member].results
+    ]

@@ -128,9 +128,9 @@ class _Merger:
 
     def _producer_edges(self, index: int, op: Operation) -> list[tuple[int, dict[int, int] | None]]:
         edges = [
-            (self.producer[tensor][0], self.correspondence(index, position))
+            (maker, self.correspondence(index, position))
             for position, tensor in enumerate(op.operands)
-            if tensor in self.producer
+            for maker in self.graph.makers(tensor)
         ]
         if op.after in self.producer:
             edges.append((self.producer[op.after][0], None))

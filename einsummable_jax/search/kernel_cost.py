@@ -20,6 +20,11 @@ FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_i
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
+SLOW_LOOPS = 4
+"""How many times longer than a copy of the same bytes XLA's CPU loops take that permute, reduce, or compute
+a transcendental function. (Fitted to 48 random plans of a LLaMA block; alone, on long rows, 2 to 4.)"""
+TRANSCENDENTAL_FROM = 4
+"""Operations per element from which on an element-wise operation counts as transcendental."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
 """Operations that read no more of their first operand than they write."""
 
@@ -52,7 +57,10 @@ class KernelCost:
         flops = sum(op.spec.flops for op in operations) * share
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
         calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0
-        return kernel_seconds(flops, self.touched_bytes(group, candidates), rate, self.topology, calls)
+        touched_bytes = self.touched_bytes(group, candidates)
+        if self.topology.shared and any(map(_is_slow_loop, operations)):
+            touched_bytes = SLOW_LOOPS * touched_bytes
+        return kernel_seconds(flops, touched_bytes, rate, self.topology, calls)
 
     def touched_bytes(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
         """Bytes that each device reads or leaves behind in all its calls, floats ``[C, p]``."""
@@ -125,3 +133,11 @@ class KernelCost:
         busiest = max(operations, key=lambda op: op.spec.flops)
         tensor = (*busiest.operands, *busiest.results)[0]
         return self.graph.tensors[tensor].dtype
+
+
+def _is_slow_loop(operation: Operation) -> bool:
+    spec = operation.spec
+    if spec.elementwise:
+        elements = math.prod(label.extent for label in spec.labels)
+        return spec.flops >= TRANSCENDENTAL_FROM * max(elements, 1)
+    return operation.primitive == "transpose" or operation.primitive.startswith(("reduce", "arg", "cum"))

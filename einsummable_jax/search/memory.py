@@ -1,4 +1,4 @@
-"""Bytes that each device holds while a plan runs: arguments, results, and what lives in between."""
+"""From a plan to the bytes that each device holds: the life of every array in the order of the program."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Graph, Operation
+from einsummable_jax.graph import SCAN_CARRY, SCAN_STACK, ArrayMap, Graph, Loop, Operation
 from einsummable_jax.layout import Box, Relation
+from einsummable_jax.search.device_memory import DeviceMemory, Held, PlanMemory
 from einsummable_jax.search.groups import make_groups
 
 if TYPE_CHECKING:
@@ -29,86 +30,6 @@ TAKES_IN = frozenset(
 """Operations beside the element-wise ones whose kernels compute cheap operands themselves."""
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 """Operations that read whole arrays: nothing is fused into them but the transpose of a matrix."""
-
-SHOWN = 12
-"""Reports list so many arrays by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """An array that a device holds at its peak.
-
-    Attributes:
-      tensor: Number of the tensor in the plan's graph.
-      name: How reports call it: the tree path of an argument, else the primitive that makes it, with its
-        source line.
-      kind: ``"argument"``, ``"result"``, ``"made"`` by a kernel, ``"exchanged"``: delivered by an exchange,
-        ``"scratch"`` of an exchange, or ``"repacked"`` for one kernel.
-      bytes: Bytes on the device.
-    """
-
-    tensor: int
-    name: str
-    kind: str
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceMemory:
-    """The most that one device holds at a time.
-
-    Attributes:
-      device: Its rank.
-      peak_bytes: Arguments, results and temporaries together.
-      argument_bytes: Bytes of the arguments; they stay through the call.
-      result_bytes: Bytes of the results that no donated argument makes room for.
-      temporary_bytes: Most bytes of everything else.
-      operation: Number of the operation that runs at the peak; None if results are delivered then.
-      source: Its primitive and source line.
-      held: What is held then, the largest first.
-    """
-
-    device: int
-    peak_bytes: int
-    argument_bytes: int
-    result_bytes: int
-    temporary_bytes: int
-    operation: int | None
-    source: str
-    held: tuple[Held, ...]
-
-    def __str__(self) -> str:
-        shown, others = self.held[:SHOWN], self.held[SHOWN:]
-        lines = [f"device {self.device} holds {binary(self.peak_bytes)} during {self.source}:"]
-        lines += [f"  {binary(held.bytes):>10}  {held.kind:<9} {held.name}" for held in shown]
-        if others:
-            rest = sum(held.bytes for held in others)
-            lines.append(f"  {binary(rest):>10}  {len(others)} smaller arrays")
-        return "\n".join(lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanMemory:
-    """What every device holds at its peak.
-
-    Attributes:
-      devices: One entry per device.
-    """
-
-    devices: tuple[DeviceMemory, ...]
-
-    @property
-    def fullest(self) -> DeviceMemory:
-        """The device that holds most."""
-        return max(self.devices, key=lambda device: device.peak_bytes)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that any device holds."""
-        return self.fullest.peak_bytes
-
-    def __str__(self) -> str:
-        return str(self.fullest)
 
 
 def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> PlanMemory:
@@ -132,15 +53,6 @@ def plan_memory(plan: Plan, groups: Sequence[tuple[int, ...]] | None = None) -> 
 def computed_by_readers(plan: Plan, groups: Sequence[tuple[int, ...]]) -> frozenset[int]:
     """The tensors that are never held because every kernel that reads them computes them anew."""
     return frozenset(_Liveness(plan, groups).computed_by_readers())
-
-
-def binary(number_bytes: float) -> str:
-    """Bytes with three digits and a binary prefix."""
-    for prefix in ("B", "KiB", "MiB", "GiB"):
-        if number_bytes < 1000:
-            return f"{number_bytes:.3g} {prefix}"
-        number_bytes /= 1024
-    return f"{number_bytes:.3g} TiB"
 
 
 @dataclasses.dataclass(eq=False)
@@ -171,9 +83,15 @@ class _Liveness:
         # Relations are kept beside their sizes, so that their identity stays theirs.
         self._sizes: dict[int, tuple[Relation, np.ndarray]] = {}
         self._copies: dict[Any, np.ndarray] = {}
+        self.loop_steps = [self._steps_of(loop) for loop in self.graph.loops]
+        for loop in self.graph.loops:
+            for carry in loop.carries:
+                (self.storage[carry.final],) = self.graph.operations[carry.operation].results
         for step, members in enumerate(self.steps):
             for member in members:
                 self._run(step, member)
+        for number in range(len(self.graph.loops)):
+            self._hand_on(number)
         for tensor, fetch in zip(self.graph.outputs, self.plan.output_fetches, strict=True):
             self._fetch(tensor, fetch, len(self.steps), None)
 
@@ -189,11 +107,53 @@ class _Liveness:
         if operation.after is not None:
             self._read((operation.after, 0), step, index)
         for tensor in operation.results:
-            if self._is_view(index):
+            if self._is_view(index) or self._is_begun_in_place(index):
                 self.storage[tensor] = self._stored(operation.operands[0])
             elif tensor not in self.graph.literals:
-                held = self._bytes(self.plan.relations[tensor][0])
-                self.buffers[tensor, 0] = _Buffer(tensor, "made", held, step, step)
+                held, loop = self._bytes(self.plan.relations[tensor][0]), self.graph.loop_of_operation[index]
+                # There is room for what all steps stack from the first one on.
+                first = step
+                if loop is not None and operation.primitive == SCAN_STACK:
+                    first, _ = self.loop_steps[loop]
+                self.buffers[tensor, 0] = _Buffer(tensor, "made", held, first, step)
+
+    def _steps_of(self, loop: Loop) -> tuple[int, int]:
+        """The first and the last step of a loop's body."""
+        inside = [self.step_of[member] for member in range(loop.start, loop.stop)]
+        return min(inside), max(inside)
+
+    def _hand_on(self, number: int) -> None:
+        """A loop's carries are held throughout, what a step leaves for them until the step ends."""
+        loop, (_, end) = self.graph.loops[number], self.loop_steps[number]
+        for carry, fetch in zip(loop.carries, self.plan.carry_fetches[number], strict=True):
+            (start,) = self.graph.operations[carry.operation].results
+            self._read(self._version(start, 0), end, None)
+            if self._is_written_over(start, carry.next, fetch):
+                del self.buffers[carry.next, 0]
+            else:
+                self._fetch(carry.next, fetch, end, None)
+
+    def _is_written_over(self, start: int, left: int, fetch: Fetch) -> bool:
+        """Whether an element-wise kernel that reads a carry leaves its next value in the same place."""
+        maker = self.producer.get(left)
+        if maker is None or fetch.version or (left, 0) not in self.buffers:
+            return False
+        alike = (
+            self._bytes(self.plan.relations[start][0]) == self._bytes(self.plan.relations[left][0])
+        ).all()
+        members = self.steps[self.step_of[maker]]
+        reads = any(start in self.graph.operations[member].operands for member in members)
+        return bool(alike) and reads and self.graph.operations[maker].spec.elementwise
+
+    def _loop_entered(self, tensor: int, reader: int | None) -> int | None:
+        """The outermost loop in all of whose steps a tensor from outside must be there for its reader."""
+        if reader is None:
+            return None
+        home = self.graph.loops_around(self.graph.loop_of_tensor[tensor])
+        around = self.graph.loops_around(self.graph.loop_of_operation[reader])
+        if self.graph.operations[reader].primitive == SCAN_CARRY:
+            around = around[1:]  # the initial value is read before the first step
+        return next((loop for loop in reversed(around) if loop not in home), None)
 
     def _is_view(self, index: int) -> bool:
         operation = self.graph.operations[index]
@@ -202,23 +162,38 @@ class _Liveness:
         held, made = (self.plan.relations[t][0] for t in (operation.operands[0], operation.results[0]))
         return (self._bytes(held) == self._bytes(made)).all()
 
+    def _is_begun_in_place(self, index: int) -> bool:
+        """Whether a loop's carry takes over the array of its initial value, which nothing else needs."""
+        operation = self.graph.operations[index]
+        if operation.primitive != SCAN_CARRY or self.plan.fetches[index][0].version:
+            return False
+        (init,), (begun,) = operation.operands, operation.results
+        if init in self.graph.inputs or init in self.graph.outputs or init in self.graph.literals:
+            return False
+        held, made = (self._bytes(self.plan.relations[t][0]) for t in (init, begun))
+        return self.consumers[init] == {index} and bool((held == made).all())
+
     def _stored(self, tensor: int) -> int:
-        return self.storage.get(tensor, tensor)
+        while tensor in self.storage:
+            tensor = self.storage[tensor]
+        return tensor
 
     def _version(self, tensor: int, version: int) -> tuple[int, int]:
         return (tensor, version) if version else (self._stored(tensor), 0)
 
     def _fetch(self, tensor: int, fetch: Fetch, step: int, reader: int | None) -> None:
+        loop = self._loop_entered(tensor, reader)
+        begin, end = (step, step) if loop is None else self.loop_steps[loop]
         if fetch.exchange is not None and fetch.exchange not in self._delivered:
             self._delivered.add(fetch.exchange)
             exchange = self.plan.exchanges[fetch.exchange]
-            self._read(self._version(tensor, exchange.version), step, None)
+            self._read(self._version(tensor, exchange.version), begin, None)
             held = self._bytes(self.plan.relations[tensor][exchange.delivers])
-            self.buffers[tensor, exchange.delivers] = _Buffer(tensor, "exchanged", held, step, step)
+            self.buffers[tensor, exchange.delivers] = _Buffer(tensor, "exchanged", held, begin, begin)
             if any(exchange.scratch_bytes):
                 held = np.array(exchange.scratch_bytes)
-                self.buffers["scratch", fetch.exchange] = _Buffer(tensor, "scratch", held, step, step)
-        self._read(self._version(tensor, fetch.version), step, reader)
+                self.buffers["scratch", fetch.exchange] = _Buffer(tensor, "scratch", held, begin, begin)
+        self._read(self._version(tensor, fetch.version), end, reader)
 
     def _read(self, version: tuple[int, int], step: int, reader: int | None) -> None:
         """Note that a kernel reads a tensor version, or (None) an exchange or the caller."""
@@ -421,12 +396,11 @@ def is_canonical(operation: Operation, position: int) -> bool:
 def run_order(graph: Graph, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The groups in an order that may be run: each as late as its last member, as the program has it."""
     group_of = {member: number for number, members in enumerate(groups) for member in members}
-    producer = {t: i for i, op in enumerate(graph.operations) for t in op.results}
     successors: list[set[int]] = [set() for _ in groups]
     waits_for: list[set[int]] = [set() for _ in groups]
     for index, operation in enumerate(graph.operations):
-        for tensor in (*operation.operands, operation.after):
-            maker = group_of[producer[tensor]] if tensor in producer else group_of[index]
+        waited_for = operation.operands if operation.after is None else (*operation.operands, operation.after)
+        for maker in (group_of[maker] for tensor in waited_for for maker in graph.makers(tensor)):
             if maker != group_of[index]:
                 successors[maker].add(group_of[index])
                 waits_for[group_of[index]].add(maker)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import Constraint, Graph, JoinAggSpec
-from einsummable_jax.layout import Box, Layout
+from einsummable_jax.graph import Constraint, Graph
+from einsummable_jax.layout import Layout
 from einsummable_jax.search.admissible import (
     merged_maps,
     monoids_of,
@@ -22,12 +22,14 @@ from einsummable_jax.search.admissible import (
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.carries import carry_calls
 from einsummable_jax.search.constrained import constrained_candidates, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.cover_search import CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
-from einsummable_jax.search.flows import CONTRACTIONS, FlowFrom, in_order, source_maps, worthwhile_flows
+from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
+from einsummable_jax.search.group_variable import GroupVariable
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
 from einsummable_jax.search.partial import (
@@ -40,7 +42,7 @@ from einsummable_jax.search.partial import (
     parts_where_held,
     to_delivered,
 )
-from einsummable_jax.search.plan import Carried, Decomposition
+from einsummable_jax.search.plan import Decomposition
 from einsummable_jax.search.pull_back import cover_tiles
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
@@ -50,6 +52,7 @@ from einsummable_jax.search.tile_layouts import (
     touches_exactly,
 )
 from einsummable_jax.search.tiles import DeviceBoxes
+from einsummable_jax.search.worthwhile import CONTRACTIONS, worthwhile_flows
 from einsummable_jax.topology import Topology
 
 TIE_BREAK = 1e-4
@@ -96,49 +99,6 @@ class Coupling:
     price: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupVariable:
-    """The choice of one group's decomposition.
-
-    Attributes:
-      group: The group.
-      candidates: The decompositions that a mesh gives, numbered from 0.
-      covers: Further decompositions, numbered on.
-      carried: Those on contributions, numbered on.
-      seconds: Kernel time of each, floats ``[C + E + K]``.
-    """
-
-    group: Group
-    candidates: Candidates
-    covers: Covers
-    carried: CarriedCalls
-    seconds: np.ndarray
-
-    def calls(self, state: int) -> tuple[tuple[Box, ...], ...]:
-        """The iteration boxes of each device."""
-        if state < len(self.candidates):
-            return tuple((box,) for box in self.candidates.boxes(state))
-        number = state - len(self.candidates)
-        return self.covers.boxes(number) if number < len(self.covers) else self.carried.boxes(self._k(state))
-
-    def words(self, state: int, names: Sequence[str]) -> str:
-        """The decomposition in words."""
-        if state < len(self.candidates):
-            return self.candidates.words(state, names)
-        number = state - len(self.candidates)
-        if number < len(self.covers):
-            return self.covers.words(number, names)
-        return self.carried.words(self._k(state), names)
-
-    def contributions(self, state: int, member: int) -> Carried | None:
-        """How the group's member in position ``member`` runs on contributions, if it does."""
-        number = self._k(state)
-        return self.carried.decomposed(number, member) if number >= 0 else None
-
-    def _k(self, state: int) -> int:
-        return state - len(self.candidates) - len(self.covers)
-
-
 class Model:
     """The search problem of one graph: its variables and its energy.
 
@@ -148,6 +108,7 @@ class Model:
       objective: ``"time"`` or ``"bytes"``.
       boundary: What the layouts of inputs and results may be.
       devices: For each group the devices that may run it; by default all.
+      parts_through_loops: Whether a step of a loop may leave contributions to the next one.
 
     Attributes:
       groups: The groups of the graph, each of which is one variable.
@@ -165,6 +126,7 @@ class Model:
         objective: str,
         boundary: Boundary | None = None,
         devices: Sequence[tuple[int, ...]] | None = None,
+        parts_through_loops: bool = True,
     ) -> None:
         self.graph = graph
         self.topology = topology
@@ -180,6 +142,7 @@ class Model:
         self.couplings: list[Coupling] = []
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
+        self._carries = {carry.operation: carry for loop in graph.loops for carry in loop.carries}
         self.groups = groups = make_groups(graph)
         everywhere = tuple(range(topology.num_devices))
         devices = devices or [everywhere] * len(groups)
@@ -189,7 +152,9 @@ class Model:
         order = in_order(graph, groups)
         # Contributions flow where every device has a share in every operation.
         together = all(ranks == everywhere for ranks in devices)
-        flows = worthwhile_flows(graph, groups, order) if together else [[]] * len(groups)
+        flows = (
+            worthwhile_flows(graph, groups, order, parts_through_loops) if together else [[]] * len(groups)
+        )
         for number in order:
             self._add_group(groups[number], devices[number], found.covers(number), flows[number])
         self._add_carries()
@@ -293,7 +258,7 @@ class Model:
         carried = self._carried(group, flows)
         blocks = (candidates, covers, carried.candidates)
         seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
-        is_even = np.concatenate([block.is_even for block in blocks])
+        is_even = np.concatenate([block.is_even for block in (candidates, covers, carried)])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
         variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
@@ -308,16 +273,15 @@ class Model:
             for position, tensor in enumerate(operation.results):
                 layouts, index = self._layouts(choice, member, position, made=True)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+                if member in self._carries:  # the last value stays in the layout of the carry
+                    self._made[self._carries[member].final] = self._made[tensor]
 
     def _add_carries(self) -> None:
-        """What a step of a loop leaves is needed in the layout of the carry, and the last one stays in it."""
-        for loop in self.graph.loops:
-            for carry in loop.carries:
-                (start,) = self.graph.operations[carry.operation].results
-                made = self._made[start]
-                self._made[carry.final] = made
-                if carry.next not in self.graph.literals:
-                    self._used.setdefault(carry.next, []).append(made)
+        """What a step of a loop leaves is needed in the layout of the carry."""
+        for operation, carry in self._carries.items():
+            (start,) = self.graph.operations[operation].results
+            if carry.next not in self.graph.literals:
+                self._used.setdefault(carry.next, []).append(self._made[start])
 
     def _candidates(
         self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
@@ -366,6 +330,8 @@ class Model:
         operations = [graph.operations[m] for m in group.members]
         if self.objective == "bytes" and any(op.primitive in CONTRACTIONS for op in operations):
             flows_from = ()  # every device would repeat the whole contraction for its contribution
+        if flows_from and group.members[0] in self._carries:
+            return self._carried_through_loop(group, flows_from)
         flows = [
             (flow, [(self._made[t].layouts, m) for t, m in source_maps(graph, group, flow, tensors)])
             for flow, tensors in flows_from
@@ -378,6 +344,15 @@ class Model:
             self._memo[key] = carried_calls(group, merged, flows, p) if flows else empty
         return self._memo[key]
 
+    def _carried_through_loop(self, group: Group, flows_from: Sequence[FlowFrom]) -> CarriedCalls:
+        """The ways to hold the carry of a loop as contributions."""
+        monoid = flows_from[0][0].monoid
+        from_parts = any(not flow.begins for flow, _ in flows_from)
+        key = ("carry", group.extents, group.cuttable, monoid, from_parts)
+        if key not in self._memo:
+            self._memo[key] = carry_calls(group, monoid, from_parts, self.topology.num_devices)
+        return self._memo[key]
+
     def _layouts(
         self, choice: GroupVariable, member: int, position: int, made: bool = False
     ) -> tuple[TileLayouts, np.ndarray]:
@@ -388,14 +363,14 @@ class Model:
         mapped = group.array_map(member, array_map)
         reductions = reduction_labels(group, member, spec) if made else ()
         on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
-        key = ("layouts", id(candidates), id(covers), mapped, reductions, id(carried), on_parts.tobytes())
+        on_contributions = carried.candidates if made else carried.reads
+        blocks = id(candidates), id(covers), id(carried), id(on_contributions)
+        key = ("layouts", *blocks, mapped, reductions, on_parts.tobytes())
         if key not in self._memo:
             shape = tuple(dim_map.extent for dim_map in array_map)
             single = single_tiles(candidates, mapped, reductions)
             if len(carried):
-                single = carried.joined(
-                    single, single_tiles(carried.candidates, mapped, reductions), on_parts
-                )
+                single = carried.joined(single, single_tiles(on_contributions, mapped, reductions), on_parts)
             layouts, index = distinct_layouts(shape, *single)
             if len(covers):
                 layouts, further = add_tiles(layouts, cover_tiles(mapped, covers, reductions))
@@ -490,11 +465,9 @@ class Model:
                     group.labels[member],
                     tuple(x.name for x in spec.labels),
                 )
-                carried = choice.contributions(state, group.members.index(member))
-                key = (*key, id(choice.carried), carried)
+                key = (*key, id(choice.carried), choice.contributions(state, member))
                 if key not in shared:
-                    found_calls = _decomposition(choice, member, state, spec)
-                    shared[key] = dataclasses.replace(found_calls, carried=carried)
+                    shared[key] = choice.decomposition(state, member, spec)
                 found[member] = shared[key]
         return [found[index] for index in range(len(self.graph.operations))]
 
@@ -522,21 +495,3 @@ class Model:
         """The layouts of the function's inputs and outputs under an assignment."""
         inputs = [self._layouts_of[v][states[v]] for v in self.input_variables]
         return inputs, [self._layouts_of[v][states[v]] for v in self.output_variables]
-
-
-def _decomposition(choice: GroupVariable, member: int, state: int, spec: JoinAggSpec) -> Decomposition:
-    group, calls = choice.group, []
-    for boxes in choice.calls(state):
-        found = []
-        for box in boxes:
-            bounds = [
-                (0, label.extent) if new is None else box.bounds[new]
-                for new, label in zip(group.labels[member], spec.labels, strict=True)
-            ]
-            found.append(Box(tuple(bounds)))
-        calls.append(tuple(found))
-    names = list(group.names)
-    for new, label in zip(group.labels[member], spec.labels, strict=True):
-        if new is not None:
-            names[new] = label.name
-    return Decomposition(tuple(calls), choice.words(state, names))

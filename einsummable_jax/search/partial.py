@@ -4,6 +4,8 @@ A group all of whose members commute with an aggregation has, beside its own can
 follows one partial layout of a tensor that it reads, every device working on the contribution that it
 holds. A use in a carried state accepts just the contributions it follows, and anything else is forbidden:
 contributions that would have to move are aggregated instead.
+
+The states of a loop's carry follow nothing: see `search.carries`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from einsummable_jax.layout import Box
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.flows import Flow
 from einsummable_jax.search.groups import Group
-from einsummable_jax.search.plan import Carried
+from einsummable_jax.search.plan import Carried, Spread
 from einsummable_jax.search.pull_back import label_intervals
 from einsummable_jax.search.tile_layouts import TileLayouts, touched_boxes, touches_exactly
 from einsummable_jax.search.tiles import Bounds, common, disjoint, volume
@@ -29,6 +32,7 @@ MAX_CARRIED = 32
 """Carried states that one group has at most."""
 
 
+T = TypeVar("T")
 Tiles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Boxes ``[C, p, rank, 2]``, parts ``[C, p]``, numbers of contributions ``[C]`` of one operand or result."""
 
@@ -41,6 +45,7 @@ class CarriedCalls:
 
     Attributes:
       candidates: The iteration boxes.
+      reads: The part of them whose operands are read: less than all only where contributions begin.
       parts: Integers ``[K, p]``: the part that each device works on; -1 for a device without a call.
       contributions: Integers ``[K]``: how many parts there are.
       flow: For each of them the number of its flow.
@@ -48,6 +53,7 @@ class CarriedCalls:
     """
 
     candidates: Candidates
+    reads: Candidates
     parts: np.ndarray
     contributions: np.ndarray
     flow: np.ndarray
@@ -56,13 +62,18 @@ class CarriedCalls:
     def __len__(self) -> int:
         return len(self.parts)
 
+    @property
+    def is_even(self) -> np.ndarray:
+        """Whether all devices read and make boxes of one shape, booleans ``[K]``."""
+        return self.candidates.is_even & self.reads.is_even
+
     def runs_on_parts(self, member: int, operand: int | None) -> np.ndarray:
         """Where an operand of the group's ``member``-th operation is a contribution, booleans ``[K]``.
 
         Without an operand: where the results are.
         """
         on = [
-            bool(flow.operands[member]) if operand is None else operand in flow.operands[member]
+            flow.leaves_parts(member) if operand is None else operand in flow.operands[member]
             for flow in self.flows
         ]
         return np.array([*on, False])[self.flow]
@@ -85,8 +96,11 @@ class CarriedCalls:
 
     def boxes(self, number: int) -> tuple[tuple[Box, ...], ...]:
         """The iteration box of each device, if it has one."""
-        boxes = zip(self.candidates.boxes(number), self.parts[number].tolist(), strict=True)
-        return tuple((box,) if part >= 0 else () for box, part in boxes)
+        return self._where_called(number, self.candidates.boxes(number))
+
+    def _where_called(self, number: int, values: Iterable[T]) -> tuple[tuple[T, ...], ...]:
+        pairs = zip(values, self.parts[number].tolist(), strict=True)
+        return tuple((value,) if part >= 0 else () for value, part in pairs)
 
     def words(self, number: int, names: Sequence[str]) -> str:
         """One of the ways in words, ``b:2 on 4 parts``."""
@@ -96,9 +110,13 @@ class CarriedCalls:
 
     def decomposed(self, number: int, member: int) -> Carried | None:
         """How the group's ``member``-th operation runs on contributions; None if it does not."""
-        operands = self.flows[self.flow[number]].operands[member]
-        parts = tuple((part,) if part >= 0 else () for part in self.parts[number].tolist())
-        return Carried(operands, parts) if operands else None
+        flow = self.flows[self.flow[number]]
+        if not flow.leaves_parts(member):
+            return None
+        boxes = self._where_called(number, self.reads.boxes(number))
+        spread = Spread(flow.monoid, boxes) if flow.begins else None
+        parts = self._where_called(number, self.parts[number].tolist())
+        return Carried(flow.operands[member], parts, spread)
 
 
 def no_carried(rank: int, num_devices: int) -> CarriedCalls:
@@ -106,7 +124,7 @@ def no_carried(rank: int, num_devices: int) -> CarriedCalls:
     cells, parts = np.zeros((0, num_devices, rank), np.int64), np.zeros((0, rank), np.int64)
     none = np.zeros(0, np.int64)
     candidates = Candidates(np.zeros((0, num_devices, rank, 2), np.int64), cells, parts)
-    return CarriedCalls(candidates, np.zeros((0, num_devices), np.int64), none, none, ())
+    return CarriedCalls(candidates, candidates, np.zeros((0, num_devices), np.int64), none, none, ())
 
 
 # ---- calls that follow a partial layout ------------------------------------------------------------
@@ -145,7 +163,7 @@ def carried_calls(
     )
     cells, counts = _cells(bounds)
     candidates = Candidates(bounds, cells, counts)
-    return CarriedCalls(candidates, parts, contributions, flow, tuple(f for f, _ in flows))
+    return CarriedCalls(candidates, candidates, parts, contributions, flow, tuple(f for f, _ in flows))
 
 
 def _following(group: Group, uses: Sequence[Use]) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
@@ -153,7 +171,11 @@ def _following(group: Group, uses: Sequence[Use]) -> Iterator[tuple[np.ndarray, 
     layouts, array_map = uses[0]
     partial = np.flatnonzero(layouts.contributions > 1)
     tiles = np.array([np.prod(layouts.copies[u] == 1) for u in partial], bool)
-    for u in partial[tiles] if tiles.any() else partial:
+    followed = partial[tiles] if tiles.any() else partial
+    boxes = layouts.boxes[followed]
+    cut_dims = (boxes != boxes[:, :1]).any(axis=(1, 3)).sum(axis=1)
+    # Those that cut the tensor along few dimensions come first: more than `MAX_CARRIED` are not kept.
+    for u in followed[np.argsort(cut_dims, kind="stable")]:
         calls = _calls(group, array_map, layouts.boxes[u])
         contributions = int(layouts.contributions[u])
         if calls is None or not _whole_for_each_part(group, calls, layouts.parts[u], contributions):

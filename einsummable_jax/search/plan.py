@@ -9,11 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from einsummable_jax._files import write_atomically
 from einsummable_jax.graph import Graph, Recomputation
-from einsummable_jax.layout import Box, Demand, Layout, Relation
-from einsummable_jax.search.memory import PlanMemory, plan_memory
+from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
+from einsummable_jax.search.device_memory import PlanMemory
+from einsummable_jax.search.memory import plan_memory
 
 if TYPE_CHECKING:
     from einsummable_jax.search.diff import PlanDiff
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread:
+    """A final value taken as contributions: each has a box of it, and the monoid's identity elsewhere.
+
+    Attributes:
+      monoid: What is to aggregate them.
+      boxes: For each device, and each of its kernel calls, the part of the call's box where it has the value.
+        Boxes of different contributions are disjoint or equal; of equal ones that of the lowest part counts.
+    """
+
+    monoid: Monoid
+    boxes: tuple[tuple[Box, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,10 +38,13 @@ class Carried:
     Attributes:
       operands: Positions of the operands that are contributions, ascending.
       parts: For each device, and each of its kernel calls, the part that it reads of those operands.
+      spread: Set where a loop's carry is contributions though its initial value is final: ``operands`` is
+        empty then, and ``parts`` are those that the calls make.
     """
 
     operands: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
+    spread: Spread | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +62,12 @@ class Decomposition:
     calls: tuple[tuple[Box, ...], ...]
     words: str = "replicated"
     carried: Carried | None = None
+
+    @property
+    def reads(self) -> tuple[tuple[Box, ...], ...]:
+        """For each kernel call the part of its box whose operands it reads."""
+        spread = self.carried.spread if self.carried else None
+        return spread.boxes if spread else self.calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +158,12 @@ class Plan:
     def trips(self, exchange: PlannedExchange) -> int:
         """How often an exchange runs: once for each time that its tensor is made."""
         return self.graph.trips(self.graph.loop_of_tensor[exchange.tensor])
+
+    @property
+    def hands_on_contributions(self) -> bool:
+        """Whether steps of a loop leave contributions to the next ones."""
+        carries = (carry for loop in self.graph.loops for carry in loop.carries)
+        return any(self.decompositions[carry.operation].carried for carry in carries)
 
     def received_bytes(self) -> tuple[int, ...]:
         """Bytes that each device receives in a whole run, once the plan's exchanges are synthesised."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 
 from einsummable_jax.graph import Graph, Recomputation
-from einsummable_jax.search.memory import DeviceMemory, computed_by_readers, run_order
+from einsummable_jax.search.device_memory import DeviceMemory
+from einsummable_jax.search.memory import computed_by_readers, run_order
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.topology import Topology
 

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from einsummable_jax.graph import SCAN_SLICE, SCAN_STACK, Operation
+from einsummable_jax.search.device_memory import binary
 from einsummable_jax.search.groups import make_groups
-from einsummable_jax.search.memory import binary
 from einsummable_jax.search.plan import Plan
 
 _HEADINGS = (

@@ -13,7 +13,8 @@ from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.branches import side_by_side
-from einsummable_jax.search.memory import binary, plan_memory
+from einsummable_jax.search.device_memory import binary
+from einsummable_jax.search.memory import plan_memory
 from einsummable_jax.search.memory_limit import MemoryLimitError, fit
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
@@ -101,11 +102,13 @@ class _Task:
     donated: tuple[int, ...]
     memory_limit_bytes: float | None
 
-    def solve(self, recomputed: tuple[Recomputation, ...] = ()) -> _Solved:
-        """The cheapest plan, with some tensors computed again."""
+    def solve(self, recomputed: tuple[Recomputation, ...] = (), parts_through_loops: bool = True) -> _Solved:
+        """The cheapest plan, with some tensors computed again, with or without contributions as carries."""
         graph = recompute(self.graph, recomputed) if recomputed else self.graph
         started = time.monotonic()
-        model = Model(graph, self.topology, self.objective, self.boundary)
+        model = Model(
+            graph, self.topology, self.objective, self.boundary, parts_through_loops=parts_through_loops
+        )
         built = time.monotonic()
         if built - started > 1.0:
             choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
@@ -154,6 +157,8 @@ class _Task:
         )
         started = time.monotonic()
         attempts = [cheapest, *self._with_recomputation(cheapest, limit_bytes)]
+        if cheapest.plan.hands_on_contributions:  # each is of the size of the whole
+            attempts.append(self.solve(parts_through_loops=False))
         fitting, failed = [], []
         for solved in attempts:
             try:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from einsummable_jax.graph import Graph, Recomputation, recompute
-from einsummable_jax.layout import Box, Layout, MeshLayout, PlacedLayout, TiledLayout
+from einsummable_jax.layout import Box, Layout, MeshLayout, Monoid, PlacedLayout, TiledLayout
 from einsummable_jax.search.assemble import assemble
-from einsummable_jax.search.plan import Carried, Decomposition, Plan
+from einsummable_jax.search.plan import Carried, Decomposition, Plan, Spread
 
-FORMAT = 3
+FORMAT = 4
 
 
 def to_json(plan: Plan) -> str:
@@ -30,7 +30,7 @@ def to_json(plan: Plan) -> str:
                 {
                     "words": d.words,
                     "calls": [[box.bounds for box in calls] for calls in d.calls],
-                    "carried": d.carried and [d.carried.operands, d.carried.parts],
+                    "carried": d.carried and _carried_data(d.carried),
                 }
                 for d in distinct.values()
             ],
@@ -165,8 +165,22 @@ def _box(bounds: Any) -> Box:
     return Box(tuple((start, stop) for start, stop in bounds))
 
 
+def _carried_data(carried: Carried) -> dict[str, Any]:
+    spread = carried.spread and {
+        "monoid": carried.spread.monoid.value,
+        "boxes": [[box.bounds for box in boxes] for boxes in carried.spread.boxes],
+    }
+    return {"operands": carried.operands, "parts": carried.parts, "spread": spread}
+
+
 def _carried(data: Any) -> Carried | None:
-    return Carried(tuple(data[0]), tuple(tuple(parts) for parts in data[1])) if data else None
+    if data is None:
+        return None
+    spread = data["spread"] and Spread(
+        Monoid(data["spread"]["monoid"]),
+        tuple(tuple(_box(bounds) for bounds in boxes) for boxes in data["spread"]["boxes"]),
+    )
+    return Carried(tuple(data["operands"]), tuple(tuple(parts) for parts in data["parts"]), spread)
 
 
 def _layout_data(layout: Layout) -> dict[str, Any]:

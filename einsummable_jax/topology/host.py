@@ -30,11 +30,14 @@ _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
 _LONG_ENOUGH_S = 3e-3
 """A run this long is measured well enough."""
 
-_EXCHANGE_EFFICIENCY = 0.2
-"""An exchange's traffic in the middle of a program, relative to a plain copy's: its boxes are short runs of
-memory that the caches do not hold. (Profiled in the LLaMA block: 28 MB took 7.4 ms where a copy takes
-3.1 ms. This value and the latency were then fitted by hand to plans of that block, timed on two
-cores; in chains of products exchanges take about half of what it gives, see experiments.random_plans.)"""
+_RUN_S = 7e-9
+"""Each row that an exchange reads or writes. (Fitted, with the next, to random plans of chains of matrix
+products and of a LLaMA block, see experiments.random_plans; without it, tall matrices cut by columns were
+taken to be as cheap as others.)"""
+_EXCHANGE_EFFICIENCY = 0.5
+"""An exchange's traffic in the middle of a program, relative to a plain copy's. The plans that were fitted
+would have it between 0.5 and 1; of plans of a LLaMA block that are equally fast, this finds those that move
+fewer bytes."""
 
 _lock = threading.Lock()
 
@@ -66,6 +69,7 @@ def host_topology(num_devices: int) -> Topology:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel_s=_KERNEL_S,
         shared=True,
+        run_s=_RUN_S,
     )
 
 

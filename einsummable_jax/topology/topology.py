@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from einsummable_jax.topology.errors import TopologyError
+
+Pair = tuple[int, int]
+"""A sending and a receiving device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Topology:
       egress: What each device can send in all, bytes/s.
       ingress: What each device can receive in all, bytes/s.
       latency_s: Time before the first byte of a round of moves arrives; where memory is shared, before the
-        first byte of an exchange does.
+        first byte of an exchange does. Where pairs differ, that of the slowest.
       flops: Peak arithmetic rate of one device per dtype name; ``"default"`` for the others.
       memory_bandwidth: Bytes/s between one device and its own memory, reads and writes added up.
       memory_bytes: Memory of one device.
@@ -46,7 +53,10 @@ class Topology:
       shared: Whether the "devices" share cores and memory bandwidth (CPU devices of one process). Rates are
         then those of the whole machine, and work adds up over devices instead of overlapping; an exchange
         reads and writes at the sum of ``egress`` and ``ingress``.
+      run_s: Where memory is shared, what each run of consecutive elements that an exchange reads or writes
+        costs beside its bytes: short rows of a strided box are copied one by one.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
+      latencies: Directed pair latency where it is below ``latency_s``.
     """
 
     name: str
@@ -58,9 +68,32 @@ class Topology:
     memory_bandwidth: float
     memory_bytes: float
     kernel_s: float
-    links: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
+    links: Mapping[Pair, float] = dataclasses.field(default_factory=dict)
     shared: bool = False
+    run_s: float = 0.0
     cuts: tuple[Cut, ...] = ()
+    latencies: Mapping[Pair, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def detect(cls, devices: Sequence[Any] | None = None) -> Topology:
+        """The machine of ``devices``, all of JAX's by default: see `einsummable_jax.detect`."""
+        from einsummable_jax.topology.detect import detect
+
+        return detect(devices)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Topology:
+        """The machine that a TOML file describes: see `einsummable_jax.topology.description`."""
+        from einsummable_jax.topology.description import load
+
+        return load(path).topology()
+
+    @classmethod
+    def from_graph(cls, graph: Any, **rates: Any) -> Topology:
+        """The machine with the connections of a networkx graph: see `einsummable_jax.topology.graph`."""
+        from einsummable_jax.topology.graph import from_graph
+
+        return from_graph(graph, **rates)
 
     def flop_rate(self, dtype: object) -> float:
         """Peak arithmetic rate in operations per second for ``dtype``."""
@@ -75,6 +108,51 @@ class Topology:
             return self.latency_s + (rounds - 1) * self.kernel_s
         return rounds * self.latency_s
 
+    def latency_between(self, source: int, destination: int) -> float:
+        """Seconds before the first byte from ``source`` arrives at ``destination``."""
+        return self.latencies.get((source, destination), self.latency_s)
+
+    def bandwidth_between(self, source: int, destination: int) -> float:
+        """Bytes/s from ``source`` to ``destination`` when nothing else is moved."""
+        crossed = [cut.bandwidth for cut in self.cuts if cut.carries(source, destination)]
+        link = self.links.get((source, destination), self.egress)
+        return min(self.egress, self.ingress, link, *crossed)
+
+    def of_devices(self, devices: Sequence[int]) -> Topology:
+        """The part of this machine that ``devices`` are; they become devices 0, 1, ... in that order.
+
+        Raises:
+          TopologyError: If they are not some of this machine's, each once.
+        """
+        rank = {device: number for number, device in enumerate(devices)}
+        if not rank or len(rank) != len(devices) or not rank.keys() <= set(range(self.num_devices)):
+            raise TopologyError(
+                f"devices {list(devices)} of {self.name}; expected some of 0 to {self.num_devices - 1}, "
+                "each once"
+            )
+
+        def renumbered(values: Mapping[Pair, float]) -> dict[Pair, float]:
+            return {(rank[a], rank[b]): v for (a, b), v in values.items() if a in rank and b in rank}
+
+        cuts = []
+        for cut in self.cuts:
+            sources, destinations = (
+                frozenset(rank[device] for device in side if device in rank)
+                for side in (cut.sources, cut.destinations)
+            )
+            if sources and destinations:
+                cuts.append(Cut(sources, destinations, cut.bandwidth))
+        pairs = [(a, b) for a in devices for b in devices if a != b]
+        latency_s, latencies = slowest_and_rest({pair: self.latency_between(*pair) for pair in pairs})
+        return dataclasses.replace(
+            self,
+            num_devices=len(rank),
+            links=renumbered(self.links),
+            cuts=tuple(cuts),
+            latency_s=latency_s or self.latency_s,
+            latencies=renumbered(latencies),
+        )
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -84,20 +162,25 @@ class Topology:
         return hash(tuple(frozenset(f.items()) if isinstance(f, Mapping) else f for f in fields))
 
     def __str__(self) -> str:
-        rates = ", ".join(f"{name} {rate / 1e12:.3g}" for name, rate in self.flops.items())
-        lines = [
-            f"{self.name}: {self.num_devices} devices" + (" sharing cores and memory" if self.shared else ""),
-            f"  arithmetic TFLOP/s  {rates}",
-            f"  memory              {self.memory_bandwidth / 1e9:.4g} GB/s, {self.memory_bytes / 1e9:.3g} GB",
-            f"  out / in per device {self.egress / 1e9:.3g} / {self.ingress / 1e9:.3g} GB/s",
-            f"  latency, kernel     {self.latency_s * 1e6:.3g} us, {self.kernel_s * 1e6:.3g} us",
-        ]
-        if self.links:
-            slowest, fastest = min(self.links.values()), max(self.links.values())
-            lines.append(
-                f"  links               {len(self.links)} at {slowest / 1e9:.3g}-{fastest / 1e9:.3g} GB/s"
-            )
-        if self.cuts:
-            slowest = min(cut.bandwidth for cut in self.cuts)
-            lines.append(f"  shared connections  {len(self.cuts)} at {slowest / 1e9:.3g} GB/s and more")
-        return "\n".join(lines)
+        from einsummable_jax.topology.text import describe
+
+        return describe(self)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw devices, links and shared connections to a picture (needs matplotlib).
+
+        Args:
+          path: Where to write; its ending says the format.
+
+        Raises:
+          ImportError: If matplotlib is not installed.
+        """
+        from einsummable_jax.topology.draw import draw
+
+        draw(self, path)
+
+
+def slowest_and_rest(latencies: Mapping[Pair, float]) -> tuple[float, dict[Pair, float]]:
+    """Pair latencies as `Topology` keeps them: ``latency_s`` (0 without pairs), and the pairs below it."""
+    slowest = max(latencies.values(), default=0.0)
+    return slowest, {pair: latency for pair, latency in latencies.items() if latency < slowest}

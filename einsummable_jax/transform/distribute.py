@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import networkx as nx
 
 from einsummable_jax._compat import core, pe
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.topology import Topology, detect
+from einsummable_jax.topology import Topology, TopologyError, as_topology
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
 from einsummable_jax.transform.given_plan import plan_text
 from einsummable_jax.transform.launch import Executable
@@ -238,7 +239,7 @@ def distribute(
     function: Callable[..., Any],
     *,
     devices: Sequence[jax.Device] | None = None,
-    topology: Topology | None = None,
+    topology: Topology | str | os.PathLike[str] | nx.Graph | None = None,
     cost: str = "time",
     memory_limit_bytes: float | None = None,
     static_argnums: int | Sequence[int] | None = None,
@@ -259,7 +260,9 @@ def distribute(
     Args:
       function: Any function that `jax.jit` takes.
       devices: Devices to run on; all of the default backend if None.
-      topology: The machine to plan for; detected if None.
+      topology: The machine to plan for: a `Topology`, the name of a known machine (see
+        `einsummable_jax.machine`), the path of a description (see `einsummable_jax.topology.description`),
+        or a networkx graph (see `einsummable_jax.topology.from_graph`); detected if None.
       cost: What to minimise: ``"time"``, modelled seconds, or ``"bytes"``, the bytes exchanged.
       memory_limit_bytes: The most that each device may hold: arguments, results and temporaries. If None, the
         memory that the topology says a device has; CPU devices, which share one memory, have equal parts
@@ -286,7 +289,7 @@ def distribute(
 
     Raises:
       TypeError: If ``function`` is not callable.
-      ValueError: If an option is out of range, or the topology is of another device count.
+      ValueError: If an option is out of range, or the topology is malformed or of another device count.
 
     Planning a call raises :class:`einsummable_jax.MemoryLimitError` if no plan is found that fits the limit.
     """
@@ -297,12 +300,10 @@ def distribute(
     chosen = tuple(jax.devices() if devices is None else devices)
     if not chosen or len(set(chosen)) != len(chosen):
         raise ValueError(f"distribute: devices must be distinct and at least one, found {list(chosen)}")
-    machine = detect(chosen) if topology is None else topology
-    if machine.num_devices != len(chosen):
-        raise ValueError(
-            f"distribute: topology {machine.name} is of {machine.num_devices} devices, but {len(chosen)} "
-            "devices are used; pass a topology of that many, or the devices to use"
-        )
+    try:
+        machine = as_topology(topology, chosen)
+    except TopologyError as error:
+        raise TopologyError(f"distribute: {error}") from None
     if memory_limit_bytes is not None and not memory_limit_bytes > 0:
         raise ValueError(
             f"distribute: memory_limit_bytes is {memory_limit_bytes}, expected a positive number"

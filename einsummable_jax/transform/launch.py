@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from einsummable_jax.custom_calls import raise_failure
 from einsummable_jax.layout import Layout, MeshLayout, TiledLayout
 from einsummable_jax.lowering import Lowerable, crossing_shape, named_sharding, refined_mesh
 from einsummable_jax.tiled_array import TiledArray
@@ -35,12 +36,16 @@ def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[
     """Run ``function``, whose second result is a fence: an array that is ready when the run has ended.
 
     One launch at a time, so that every device gets the launches of several threads in the same order.
+
+    Raises:
+      CudaEngineError: If an exchange of an earlier run has failed on a GPU.
     """
     with _lock:
         while len(_in_flight) >= _MAX_IN_FLIGHT:
             # A run that failed raises where its own results are used, not in whatever is launched after it.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 _in_flight.popleft().block_until_ready()
+        raise_failure()
         results, fence = function(*args)
         _in_flight.append(fence)
     return results

@@ -46,28 +46,28 @@ class LowerBounds:
 def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = None) -> LowerBounds:
     """The lower bounds of ``demand`` on a machine whose devices have a memory each.
 
-    No connection carries anything during one latency, before the first bytes arrive or after the last ones
-    are sent, so the bounds on what connections carry grow by that.
+    No connection carries anything during the least latency, before the first bytes arrive or after the last
+    ones are sent, so the bounds on what connections carry grow by that.
     """
     index = index or TileIndex(demand.source)
     commodities, network = flow_of(demand, index).commodities, network_of(topology)
-    once_s = topology.latency_s if commodities else 0.0
+    once_s = float(network.latencies_s.min()) if commodities else 0.0
     ports_s = port_bound_s(demand, index, topology)
     return LowerBounds(
         ports_s + (once_s or topology.kernel_s * bool(ports_s)),
         cut_bound_s(topology, network, commodities) + once_s,
         flow_bound_s(network, commodities) + once_s,
-        _most_hops(network, commodities) * topology.latency_s,
+        _longest_way_s(network, commodities),
         reduction_bound_s(demand, index, topology) + once_s,
     )
 
 
-def _most_hops(network: Network, commodities: Sequence[Commodity]) -> float:
-    """Hops that some data must take from the nearest device that has it."""
-    hops = [
-        min(network.hops[holder, needer] for holder in group)
+def _longest_way_s(network: Network, commodities: Sequence[Commodity]) -> float:
+    """Latency of the way that some data must take from the nearest device that has it."""
+    ways = [
+        min(network.distances_s[holder, needer] for holder in group)
         for commodity in commodities
         for group in commodity.groups
         for needer in commodity.needers
     ]
-    return float(max(hops, default=0.0))
+    return float(max(ways, default=0.0))

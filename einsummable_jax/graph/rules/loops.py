@@ -15,7 +15,7 @@ import numpy as np
 from einsummable_jax.graph.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK
 from einsummable_jax.graph.rules._labels import identity, pass_through
 from einsummable_jax.graph.rules.registry import register
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall, moves
 
 register("scan", lambda _: None, "the body is planned: a carry has one layout, the steps are not cut")
 
@@ -46,4 +46,5 @@ def _link_spec(kind: str, shape: tuple[int, ...], may_cut: bool, length: int) ->
     }[kind]
     labels = pass_through(shape, whole=() if may_cut else range(len(shape)))
     # A carry is not fused with what surrounds it: its layout is a choice of its own.
-    return JoinAggSpec(labels, (operand,), (result,), _no_kernel, elementwise=kind != SCAN_CARRY)
+    fused = kind != SCAN_CARRY
+    return JoinAggSpec(labels, (operand,), (result,), _no_kernel, elementwise=fused, commutes=(moves(0),))

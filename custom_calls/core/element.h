@@ -1,22 +1,24 @@
-// Element types as the kernels compute with them: how each is stored, and how it is loaded and rounded.
+// Element types as the kernels compute with them: how each is stored, how it is loaded and rounded, and how two are
+// aggregated.
 //
 // Floats narrower than 32 bits are aggregated in float32 and rounded once. The conversions are free of
 // branches, so that loops over them vectorise, and do not depend on the thread's denormal mode. All is inlined
-// always: an out-of-line copy built for one instruction set could be linked into code built for another.
+// always: an out-of-line copy built for one instruction set could be linked into code built for another. All is
+// constexpr: CUDA code may call it.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-namespace einsummable::cpu {
+namespace einsummable {
 
 // Elements that are computed with as they are stored.
 template <typename T>
 struct Plain {
   using Stored = T;
   using Value = T;
-  [[gnu::always_inline]] static Value Load(Stored x) { return x; }
-  [[gnu::always_inline]] static Stored Round(Value x) { return x; }
+  [[gnu::always_inline]] static constexpr Value Load(Stored x) { return x; }
+  [[gnu::always_inline]] static constexpr Stored Round(Value x) { return x; }
 };
 
 template <typename Real>
@@ -27,8 +29,8 @@ struct ComplexOf {
 struct BFloat16 {
   using Stored = uint16_t;
   using Value = float;
-  [[gnu::always_inline]] static float Load(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
-  [[gnu::always_inline]] static uint16_t Round(float value) {
+  [[gnu::always_inline]] static constexpr float Load(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+  [[gnu::always_inline]] static constexpr uint16_t Round(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -39,7 +41,7 @@ struct BFloat16 {
 struct Float16 {
   using Stored = uint16_t;
   using Value = float;
-  [[gnu::always_inline]] static float Load(uint16_t x) {
+  [[gnu::always_inline]] static constexpr float Load(uint16_t x) {
     const uint32_t magnitude = static_cast<uint32_t>(x & 0x7fffu) << 13;
     const uint32_t normal = magnitude + (112u << 23);
     const uint32_t special = magnitude | 0x7f800000u;
@@ -49,7 +51,7 @@ struct Float16 {
                                                     : normal;
     return std::bit_cast<float>(bits | (static_cast<uint32_t>(x & 0x8000u) << 16));
   }
-  [[gnu::always_inline]] static uint16_t Round(float value) {
+  [[gnu::always_inline]] static constexpr uint16_t Round(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
@@ -71,10 +73,10 @@ struct Float8 {
   bool has_sign;
   bool has_negative_zero;
 
-  [[gnu::always_inline]] float Load(uint8_t code) const { return values[code]; }
+  [[gnu::always_inline]] constexpr float Load(uint8_t code) const { return values[code]; }
 
   // Round to nearest, ties to the even code (upwards without a sign, as in ml_dtypes).
-  [[gnu::always_inline]] uint8_t Round(float value) const {
+  [[gnu::always_inline]] constexpr uint8_t Round(float value) const {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t sign = bits >> 31;
     const float magnitude = std::bit_cast<float>(bits & 0x7fffffffu);
@@ -97,4 +99,53 @@ struct Float8 {
   }
 };
 
-}  // namespace einsummable::cpu
+// ---- Aggregation of two values --------------------------------------------------------------------------
+
+struct Sum {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return static_cast<T>(a + b); }
+  template <typename R>
+  [[gnu::always_inline]] static constexpr ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
+    return {a.re + b.re, a.im + b.im};
+  }
+};
+
+struct Prod {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return static_cast<T>(a * b); }
+  template <typename R>
+  [[gnu::always_inline]] static constexpr ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+};
+
+// NaN wins over any number. Complex numbers compare by real part, then by imaginary part, as in lax.
+struct Max {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return (a >= b) | (a != a) ? a : b; }
+  template <typename R>
+  [[gnu::always_inline]] static constexpr ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
+    return (a.re == b.re ? a.im > b.im : a.re > b.re) ? a : b;
+  }
+};
+
+struct Min {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return (a <= b) | (a != a) ? a : b; }
+  template <typename R>
+  [[gnu::always_inline]] static constexpr ComplexOf<R> Of(ComplexOf<R> a, ComplexOf<R> b) {
+    return (a.re == b.re ? a.im < b.im : a.re < b.re) ? a : b;
+  }
+};
+
+struct And {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return static_cast<T>(a & b); }
+};
+
+struct Or {
+  template <typename T>
+  [[gnu::always_inline]] static constexpr T Of(T a, T b) { return static_cast<T>(a | b); }
+};
+
+}  // namespace einsummable

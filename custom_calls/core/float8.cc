@@ -1,9 +1,9 @@
-#include "cpu/float8.h"
+#include "core/float8.h"
 
 #include <cmath>
 #include <limits>
 
-namespace einsummable::cpu {
+namespace einsummable {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -72,4 +72,4 @@ const Float8* Float8Table(DType dtype) {
   }
 }
 
-}  // namespace einsummable::cpu
+}  // namespace einsummable

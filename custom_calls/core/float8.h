@@ -2,11 +2,11 @@
 #pragma once
 
 #include "core/program.h"
-#include "cpu/element.h"
+#include "core/element.h"
 
-namespace einsummable::cpu {
+namespace einsummable {
 
 // The table of `dtype`, or null when it is no 8-bit float.
 const Float8* Float8Table(DType dtype);
 
-}  // namespace einsummable::cpu
+}  // namespace einsummable

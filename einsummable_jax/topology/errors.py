@@ -1,0 +1,7 @@
+"""The error of this package."""
+
+from __future__ import annotations
+
+
+class TopologyError(ValueError):
+    """A description of a machine that is malformed or contradicts itself."""

@@ -1,0 +1,10 @@
+// The whole CUDA engine but its XLA handlers, for emulated GPUs, in one go.
+#include "core/float8.cc"
+#include "core/program.cc"
+#include "core/schedule.cc"
+#include "cuda/channel.cc"
+#include "cuda/device.cc"
+#include "cuda/engine.cc"
+#include "cuda/ipc.cc"
+#include "cuda/kernels.cu"
+#include "cuda/peers.cc"
