@@ -26,7 +26,7 @@ class BoxIndex:
     def meeting(self, bounds: Bounds) -> list[int]:
         """The numbers of the boxes that have a point in common with the one of ``bounds``.
 
-        If that is a box of the index it is taken at its word that all are disjoint: no other one is looked for.
+        If that is itself a box of the index no other one is looked for, as all are disjoint.
         """
         exact = self._numbers.get(bounds)
         if exact is not None:

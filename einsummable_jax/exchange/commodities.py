@@ -65,7 +65,7 @@ class Flow:
 
     @functools.cached_property
     def shape(self) -> tuple[Commodity, ...]:
-        """The commodities without their pieces, in units of `unit_bytes`: equal for demands of equal shape."""
+        """The commodities without their pieces, in units of `unit_bytes`: equal for demands alike."""
         unit = self.unit_bytes
         return tuple(
             dataclasses.replace(commodity, num_bytes=commodity.num_bytes // unit, pieces=())

@@ -10,7 +10,7 @@ from einsummable_jax.exchange.commodities import Flow
 from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.packing import Packing, packer_after
 from einsummable_jax.exchange.program import ExchangeProgram
-from einsummable_jax.exchange.rounds import RoundPlan, planned, streamed
+from einsummable_jax.exchange.rounds import planned, streamed
 from einsummable_jax.exchange.routed import routed
 from einsummable_jax.exchange.routes import Route
 from einsummable_jax.exchange.simulate import simulate_seconds
@@ -152,7 +152,7 @@ def _fewest_hops(flow: Flow, topology: Topology) -> float:
 def packed_candidates(
     demand: Demand, flow: Flow, packed: Packed, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
-    """Programs along the routes of ``packed``, of more and more rounds, that might take less than ``best_s``."""
+    """Programs along the routes of ``packed``, of more and more rounds, that might beat ``best_s``."""
     goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)

@@ -1,8 +1,8 @@
 """Fractional packing of routes: which share of each commodity moves along which tree, by column generation.
 
 Minimises the seconds ``T`` in which every resource can carry its load. Routes are the columns of the linear
-program; those that could lower ``T`` are found as cheapest trees under the dual prices of the resources, until there
-are none. Trees have at most a given number of hops, so that what is pipelined along them has a short way.
+program; those that could lower ``T`` are found as cheapest trees under the dual prices of the resources,
+until there are none. Trees have at most a given number of hops, so that what is pipelined has a short way.
 
 In two phases, aggregating and then handing out, ``T`` is the sum of both phases' seconds.
 """
@@ -42,8 +42,8 @@ class Packing:
     """Shares of routes that together carry all commodities.
 
     Attributes:
-      seconds: Load over capacity of the busiest resource (of each phase, added up); infinite if some commodity
-        cannot move in so few hops.
+      seconds: Load over capacity of the busiest resource (of each phase, added up); infinite if some
+        commodity cannot move in so few hops.
       bound_s: What no packing of so few hops can beat, as long as trees are found exactly.
       routes: Commodities, by position, and routes for them.
       shares: What each route carries, as a part of its commodity, ``[len(routes)]``.
@@ -58,9 +58,7 @@ class Packing:
 
     def scaled(self, unit_bytes: float) -> Packing:
         """The same shares of commodities that are so many times larger."""
-        return dataclasses.replace(
-            self, seconds=self.seconds * unit_bytes, bound_s=self.bound_s * unit_bytes
-        )
+        return dataclasses.replace(self, seconds=self.seconds * unit_bytes, bound_s=self.bound_s * unit_bytes)
 
     @property
     def used(self) -> list[tuple[int, Route, float]]:
@@ -138,7 +136,7 @@ class Packer:
         return self._packing(seconds, best, shares, solved)
 
     def _seed(self, hops: int) -> None:
-        """Add routes that avoid each other: one after the other, under prices that grow with the load so far."""
+        """Add routes that avoid each other: one by one, under prices that grow with the load so far."""
         load = np.zeros(len(self._capacities) * self._phases)
         limits = np.tile(self._capacities, self._phases)
         for _ in range(-(-_SEEDS // len(self._commodities))):
@@ -175,7 +173,7 @@ class Packer:
         return Packing(seconds * scale_s, bound * scale_s, tuple(self._routes), shares, solved)
 
     def _master(self, some: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Scaled seconds, shares and prices ``[phases, R]`` of the best packing of some of the known routes."""
+        """Scaled seconds, shares and prices ``[phases, R]`` of the best packing of some known routes."""
         routes, rows = list(self._routes), len(self._capacities)
         numbers = np.array([routes[i][0] for i in some])
         loads = np.column_stack([self._loads[i] for i in some]) * self._sizes[numbers]
@@ -208,14 +206,15 @@ class Packer:
         new = [self._add(number, route) for number, (route, _) in enumerate(found)]
         return float(bound), any(new)
 
-    def _routes_for(
-        self, prices: np.ndarray, hops: int, some: Iterable[int]
-    ) -> list[tuple[Route, float]]:
-        """The cheapest route of each of some commodities, as far as there are any, and what none can be below."""
+    def _routes_for(self, prices: np.ndarray, hops: int, some: Iterable[int]) -> list[tuple[Route, float]]:
+        """The cheapest route of each commodity, up to one that has none, and a bound on its price."""
         per_edge = prices @ self._network.uses
         hop_price = _HOP_PRICE * per_edge.mean()
         matrices = [self._network.matrix(some_prices) for some_prices in per_edge]
-        inward, outward = TreeFinder(matrices[0].T + hop_price, hops), TreeFinder(matrices[-1] + hop_price, hops)
+        inward, outward = (
+            TreeFinder(matrices[0].T + hop_price, hops),
+            TreeFinder(matrices[-1] + hop_price, hops),
+        )
         found = []
         for number in some:
             route = cheapest_route(self._commodities[number], inward, outward)

@@ -1,7 +1,7 @@
 """Aggregating and handing out as two exchanges, one after the other, made into one program.
 
-Where several devices need a sum, shares of it are first brought together on one owner each; the owners' shares
-are then the tiles of an exchange of copies. Either is a smaller problem than both together.
+Where several devices need a sum, shares of it are first brought together on one owner each; the owners'
+shares are then the tiles of an exchange of copies. Either is a smaller problem than both together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
 from einsummable_jax.exchange.routed import divided
 from einsummable_jax.exchange.routes import Route
 from einsummable_jax.layout import Box, Demand, Relation
+
 
 def in_two_phases(
     demand: Demand, flow: Flow, routes: Sequence[tuple[int, Route, float]]

@@ -28,8 +28,8 @@ class RoutePlan:
       route: The route.
       share: What it carries, as a part of its commodity.
       done: For each stage and round, which part of the share the stage has done when the round ends,
-        ``[stages, rounds]``: nowhere decreasing, 1 at the end, and for each stage at most what the stage before
-        it had done a round earlier.
+        ``[stages, rounds]``: nowhere decreasing, 1 at the end, and for each stage at most what the stage
+        before it had done a round earlier.
     """
 
     commodity: int
@@ -80,8 +80,8 @@ def planned(
 ) -> RoundPlan | None:
     """The fastest use of ``routes`` in so many rounds; None if there are too few rounds for them.
 
-    Within a round all resources work at the pace of the busiest one; a stage may pass on what the stage before
-    it did ``lag`` rounds earlier.
+    Within a round all resources work at the pace of the busiest one; a stage may pass on what the stage
+    before it did ``lag`` rounds earlier.
 
     Args:
       topology: The machine.
@@ -97,8 +97,11 @@ def planned(
 
 
 class _Program:
-    """The linear program. Variables: what part of its commodity a route's stage moves in a round, then the
-    seconds of each round (scaled)."""
+    """The linear program.
+
+    Variables: what part of its commodity a route's stage moves in a round, then the scaled
+    seconds of each round.
+    """
 
     def __init__(
         self,

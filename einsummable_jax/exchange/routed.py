@@ -41,7 +41,7 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
 
 
 def divided(commodity: Commodity, shares: Sequence[float], itemsize: int) -> list[list[_Cut]]:
-    """A commodity's elements in the proportions of ``shares``, as boxes with the axis along which they were cut.
+    """A commodity's elements in the proportions of ``shares``, as boxes with the axis that was cut.
 
     A minor axis is cut, if one is long enough, so that the major ones are left for chunks.
     """
@@ -60,7 +60,7 @@ def divided(commodity: Commodity, shares: Sequence[float], itemsize: int) -> lis
 
 
 def _major(box: Box, parts: int, itemsize: int) -> int:
-    """The axis of ``box`` to be left for chunks: its longest but the last; -1 if the last had better not be cut."""
+    """The axis of ``box`` to be left for chunks: the longest but the last; -1 if none should."""
     *major, last = box.shape or (1,)
     if not major or last * itemsize < parts * _INNER_BYTES:
         return -1

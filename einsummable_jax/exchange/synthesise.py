@@ -1,7 +1,7 @@
 """Synthesis of exchange programs: candidate schedules, the fastest one kept and verified.
 
-On a machine whose devices share one memory, and to move the fewest bytes, what the candidates move is this, so
-that a planner can estimate without building them (``n`` bytes in a box; a device *holds* a box when it
+On a machine whose devices share one memory, and to move the fewest bytes, what the candidates move is this,
+so that a planner can estimate without building them (``n`` bytes in a box; a device *holds* a box when it
 has all parts of it):
 
 * direct, nothing to aggregate: device ``d`` receives ``volume(needs of d, each element once, minus
@@ -18,7 +18,7 @@ has all parts of it):
 * elements that two outputs of one device need are received once and copied locally in one more round.
 
 Elsewhere these are the first candidates; where they are not as fast as the bounds allow, routes through other
-devices are packed and pipelined (`exchange.search`).
+devices are packed and pipelined (`exchange.packed`).
 
 Among candidates about as fast as the fastest the one with the fewest bytes, then moves, is kept.
 """

@@ -226,9 +226,7 @@ def _check_outputs(demand: Demand, contents: _Contents) -> None:
                     raise ExchangeError(f"{_name(*buffer)} needs {box} but gets others at {fragment.bounds}")
 
 
-def _check_contributions(
-    demand: Demand, contents: _Contents, bits: dict[int, int]
-) -> None:
+def _check_contributions(demand: Demand, contents: _Contents, bits: dict[int, int]) -> None:
     """Every tile that meets a fragment of an output is among the contributions aggregated there."""
     tiles, ndim = demand.source.tiles, len(demand.source.shape)
     outputs = [(b, f) for b, found in contents.items() if b[1] == Space.OUTPUT.value for f in found.all]

@@ -1,13 +1,14 @@
 """The multicommodity-flow bound: what all resources together must carry, whatever the routes.
 
-Data of a commodity may be copied on its way, so an edge carries it once for all who need it: for each of them the
-edges must admit a flow of all bytes from the holders, each flow by itself. That is linear: no cut between holders
-and a needer may carry less than the bytes. Cuts are added as they are found to be missing (there
-are exponentially many), and every program on the way is a bound too.
+Data of a commodity may be copied on its way, so an edge carries it once for all who need it: for each of them
+the edges must admit a flow of all bytes from the holders, each flow by itself. That is linear: no cut between
+holders and a needer may carry less than the bytes. Cuts are added as they are found to be missing (there are
+exponentially many), and every program on the way is a bound too.
 
 Contributions to one needer are the same with all edges turned round. Where several devices need a sum, one of
-them, or another device, is the first to have received all contributions: to it they flow as above, and each other needer
-must receive once more after that; and all edges together must admit a flow from each contribution to each needer.
+them, or another device, is the first to have received all contributions: to it they flow as above, and each
+other needer must receive once more after that; and all edges together must admit a flow from each
+contribution to each needer.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def flow_bound_s(network: Network, commodities: Sequence[Commodity], rounds: int
 
 
 class _FlowProgram:
-    """Variables: what each commodity puts on each edge, relative to all bytes; the last one is the seconds."""
+    """Variables: what each commodity puts on each edge, relative to all bytes; the last one is seconds."""
 
     def __init__(self, network: Network, commodities: Sequence[Commodity]) -> None:
         self._network = network

@@ -81,7 +81,7 @@ def reduction_bound_s(demand: Demand, index: TileIndex, topology: Topology) -> f
 
 
 def _memory_bytes(demand: Demand, index: TileIndex, sent: Sequence[int]) -> list[int]:
-    """Bytes that each device reads and writes at least: its outputs, what it sends, what only it has itself."""
+    """Bytes that each device reads and writes at least: its outputs, what it sends, what only it has."""
     itemsize = demand.source.itemsize
     touched = [sent[d] + sum(box.volume for box in boxes) * itemsize for d, boxes in enumerate(demand.needs)]
     for piece, needers in _needed_pieces(demand, index):
