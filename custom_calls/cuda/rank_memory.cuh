@@ -8,7 +8,7 @@
 //     read or write this one's inputs or outputs has published that it is done with them.
 //   - A round's number is an argument of the kernel, which a captured graph repeats, and flags are compared for equality
 //     (aiter PR 3928): the epoch is derived from a count in device memory, and flags only grow and are compared with >=.
-//   - Captured kernels stick when replayed (vllm issue 5854): nothing that a replay would need is kept on the host;
+//   - Captured kernels stick when replayed (vllm issue 5854, which names no cause): nothing that a replay would need is kept on the host;
 //     the addresses of buffers, which a captured kernel holds, are announced anew in every call; and no wait is endless.
 //   - Two calls with the same flags at a time (sglang issue 31117): every exchange of an executable has its own flags,
 //     mailboxes and scratch memory, and a token makes XLA run the exchanges of a program one after another.
@@ -19,7 +19,7 @@
 //   - Peer access that the driver promises and the machine does not have (vllm issue 51513): before anything runs, every
 //     ordered pair of devices writes and reads words that are then compared.
 //   - A workspace that calls of all sizes share is cleared or used again while others still look at it (as in
-//     TensorRT-LLM's all-reduces; cf. issue 16899): each exchange has scratch memory of its own, as its program says,
+//     TensorRT-LLM's all-reduces; taken to be issue 16899, whose text was not seen): each exchange has scratch memory of its own, as its program says,
 //     made before it first runs, in two copies that take turns; one is written only when all have ended the call that
 //     read it.
 #pragma once

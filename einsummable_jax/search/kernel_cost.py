@@ -22,7 +22,7 @@ REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
 SLOW_LOOPS = 4
 """How many times longer than a copy of the same bytes XLA's CPU loops take that permute, reduce, or compute
-a transcendental function. (Fitted to 48 random plans of a LLaMA block; alone, on long rows, 2 to 4.)"""
+a transcendental function. (Fitted to 48 random plans of a LLaMA block; alone, on long rows, 1 to 4.)"""
 TRANSCENDENTAL_FROM = 4
 """Operations per element from which on an element-wise operation counts as transcendental."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
