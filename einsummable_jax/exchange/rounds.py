@@ -131,10 +131,16 @@ class _Program:
         total, fastest = self._sizes.sum(), self._network.capacities.max()
         cost = np.zeros(self._count + self._rounds)
         cost[self._count :] = 1.0
-        upper = sparse.vstack([self._resource_rows(total, fastest), self._order_rows()], format="csr")
+        loads, most = self._resource_rows(total, fastest)
+        orders, zeros = self._order_rows()
         equal, totals = self._total_rows()
         found = linprog(
-            cost, A_ub=upper, b_ub=np.zeros(upper.shape[0]), A_eq=equal, b_eq=totals, method="highs-ipm"
+            cost,
+            A_ub=sparse.vstack([loads, orders], format="csr"),
+            b_ub=np.concatenate([most, zeros]),
+            A_eq=equal,
+            b_eq=totals,
+            method="highs-ipm",
         )
         if found.x is None:
             return None
@@ -162,7 +168,7 @@ class _Program:
                 np.minimum(done[stage], earlier, out=done[stage])
         return done
 
-    def _resource_rows(self, total: float, fastest: float) -> sparse.csr_matrix:
+    def _resource_rows(self, total: float, fastest: float) -> tuple[sparse.csr_matrix, np.ndarray]:
         """In each round, the load of each resource less what it can carry: not positive."""
         resources = len(self._network.capacities)
         rows, columns, values = [], [], []
@@ -179,9 +185,10 @@ class _Program:
             rows.append(number * resources + np.arange(resources))
             columns.append(np.full(resources, self._count + number))
             values.append(-self._network.capacities / fastest)
-        return self._matrix(rows, columns, values, self._rounds * resources)
+        height = self._rounds * resources
+        return self._matrix(rows, columns, values, height), np.zeros(height)
 
-    def _order_rows(self) -> sparse.csr_matrix:
+    def _order_rows(self) -> tuple[sparse.csr_matrix, np.ndarray]:
         """What a stage has done up to a round, less what the stage before had done ``lag`` rounds earlier."""
         rows, columns, values, row = [], [], [], 0
         for (_, route), firsts, span in zip(self._routes, self._firsts, self._spans, strict=True):
@@ -193,7 +200,7 @@ class _Program:
                         columns.append(first + offsets)
                         values.append(np.full(last + 1, sign))
                     row += 1
-        return self._matrix(rows, columns, values, row)
+        return self._matrix(rows, columns, values, row), np.zeros(row)
 
     def _total_rows(self) -> tuple[sparse.csr_matrix, np.ndarray]:
         """Each commodity moves whole, and each stage of a route as much as the one before."""

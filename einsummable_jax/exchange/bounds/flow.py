@@ -72,7 +72,7 @@ class _FlowProgram:
         self._requirements: list[_Requirement] = []
         self._equal: list[tuple[dict[int, float], float]] = []
         self._upper: list[tuple[dict[int, float], float]] = []
-        self._cuts: set[tuple[int, frozenset[int]]] = set()
+        self._cuts: set[tuple[int, frozenset[int], int]] = set()
         unicast: dict[frozenset[int], dict[int, float]] = {}
         for commodity in commodities:
             share = commodity.num_bytes / self._total
@@ -149,10 +149,10 @@ class _FlowProgram:
 
     def _add_cut(self, requirement: _Requirement, side: frozenset[int]) -> bool:
         """Require that enough leaves ``side``; whether that is new."""
-        key = requirement.variables, side
-        if (*key, requirement.amount_variable) in self._cuts:
+        key = requirement.variables, side, requirement.amount_variable
+        if key in self._cuts:
             return False
-        self._cuts.add((*key, requirement.amount_variable))
+        self._cuts.add(key)
         inside = np.isin(self._network.edges, sorted(side))
         leaving = np.flatnonzero(inside[:, 0] & ~inside[:, 1])
         row = {requirement.variables + int(edge): -1.0 for edge in leaving}
