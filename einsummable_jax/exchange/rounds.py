@@ -37,6 +37,13 @@ class RoutePlan:
     share: float
     done: np.ndarray
 
+    def refined(self, parts: Sequence[int]) -> RoutePlan:
+        """The same with each round cut in so many equal ones."""
+        ends = np.arange(1, len(parts) + 1)
+        places = np.concatenate([end - 1 + np.arange(1, n + 1) / n for end, n in zip(ends, parts, strict=True)])
+        done = [np.interp(places, [0, *ends], [0, *stage]) for stage in self.done]
+        return dataclasses.replace(self, done=np.array(done))
+
 
 @dataclasses.dataclass(frozen=True)
 class RoundPlan:
@@ -45,10 +52,21 @@ class RoundPlan:
     Attributes:
       seconds: Sum over rounds of the time of the busiest resource, latencies left out.
       routes: The routes used.
+      lengths: Parts of ``seconds`` that each round takes.
     """
 
     seconds: float
     routes: tuple[RoutePlan, ...]
+    lengths: tuple[float, ...]
+
+    def refined(self, rounds: int) -> RoundPlan:
+        """About so many rounds instead, equally long ones, made by cutting the long ones of this plan.
+
+        A stage then lags as many rounds behind the one before as a round has been cut in.
+        """
+        parts = [max(1, round(length * rounds)) for length in self.lengths]
+        lengths = [length / n for length, n in zip(self.lengths, parts, strict=True) for _ in range(n)]
+        return RoundPlan(self.seconds, tuple(r.refined(parts) for r in self.routes), tuple(lengths))
 
 
 def streamed(routes: Sequence[tuple[int, Route, float]], seconds: float, chunks: int, lag: int) -> RoundPlan:
@@ -67,7 +85,7 @@ def streamed(routes: Sequence[tuple[int, Route, float]], seconds: float, chunks:
         starts = lag * np.arange(route.num_stages)[:, None]
         done = np.clip((np.arange(rounds)[None] + 1 - starts) / chunks, 0.0, 1.0)
         plans.append(RoutePlan(number, route, share, done))
-    return RoundPlan(seconds * rounds / chunks, tuple(plans))
+    return RoundPlan(seconds * rounds / chunks, tuple(plans), (1 / rounds,) * rounds)
 
 
 @functools.lru_cache(maxsize=512)
@@ -153,7 +171,10 @@ class _Program:
             share = float(moved[0].sum())
             if share > _NOTHING:
                 plans.append(RoutePlan(number, route, share, self._done(moved)))
-        return RoundPlan(float(found.fun) * total / fastest, tuple(plans))
+        lengths = np.maximum(found.x[self._count :], 0.0)
+        return RoundPlan(
+            float(found.fun) * total / fastest, tuple(plans), tuple((lengths / lengths.sum()).tolist())
+        )
 
     def _done(self, moved: np.ndarray) -> np.ndarray:
         """`RoutePlan.done` from what each stage moves in each round, rid of the solver's tolerances."""

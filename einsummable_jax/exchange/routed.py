@@ -14,7 +14,7 @@ from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan
 from einsummable_jax.exchange.routes import Route, Step, Value
 from einsummable_jax.layout import Box, Demand
 
-_SLOP = 0.03
+_SLOP = 0.005
 """By which part of itself a share or a chunk may be larger or smaller so that its boxes are few."""
 _INNER_BYTES = 512
 """Shares are cut along the last axis only if that leaves rows of so many bytes."""
@@ -37,7 +37,8 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
         for route, cuts in zip(routes, shares, strict=True):
             if cuts:
                 _add_route(builder, commodity, route, cuts)
-    return builder.program(flow.echoes)
+    builder.echo_as_received(flow.echoes)
+    return builder.program()
 
 
 def divided(commodity: Commodity, shares: Sequence[float], itemsize: int) -> list[list[_Cut]]:

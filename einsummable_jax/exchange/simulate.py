@@ -222,10 +222,12 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
             for writer in writers[number]:
                 found[writer].readers.append(work)
             found[number] = work
-        busy_s = max(used / capacity for used, capacity in zip(load, capacities, strict=True))
+        busy = [used / capacity for used, capacity in zip(load, capacities, strict=True)]
+        together_s = max(busy[: len(network.capacities)])
         for device, batch in batches.items():
             batch.unstarted = len(batch.moves)
             for work in batch.moves:
+                busy_s = together_s if work.is_remote else busy[len(network.capacities) + device]
                 work.planned, work.left = work.size / busy_s, work.size
             if device in latest:
                 latest[device].after = batch
