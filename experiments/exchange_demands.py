@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -75,7 +76,7 @@ def _random_cuts(draw: np.random.Generator, extent: int, parts: int) -> list[tup
     """Intervals of at least a quarter of an even share each."""
     weights = draw.random(parts) + 0.25
     edges = np.round(np.cumsum([0, *weights]) / weights.sum() * extent).astype(int).tolist()
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def _random_box(draw: np.random.Generator, shape: tuple[int, ...]) -> Box:

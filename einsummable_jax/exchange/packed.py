@@ -30,8 +30,10 @@ _MOST_PROGRAMS = 60
 """Linear programs to solve for one packing."""
 _THINNED = 0.002
 """By which part of itself a packing may take longer so that it has fewer routes."""
-_ROUNDS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (16, 1), (16, 2), (24, 2))
-"""Numbers of rounds to plan, each with how many rounds a stage lags behind the one before."""
+_ROUNDS = (1, 2, 3, 4, 8, 12, 16)
+"""Numbers of rounds to plan."""
+_REFINED = (16, 32, 64)
+"""Numbers of rounds that a plan of at least `_FEW_ROUNDS` is cut into."""
 _FEW_ROUNDS = 4
 """Only programs of more rounds must have rounds that are longer than the latency."""
 _CHUNKS = (16, 32, 64, 128)
@@ -156,20 +158,27 @@ def packed_candidates(
     goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
-    for rounds, lag in _ROUNDS:
+    for rounds in _ROUNDS:
         if rounds > _FEW_ROUNDS and packed.best.seconds < rounds * latency_s:
             break  # rounds would be shorter than the latency
-        # Rounds that wait for the one before take longer by some of the latency each.
-        least_s = goal_s + latency_s * (_WAITING * rounds if lag == 1 else 1.0)
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
-        if best_s <= least_s * CLOSE or not budget.take(cost_s):
+        if best_s <= goal_s * CLOSE or not budget.take(cost_s):
             continue
-        plan = planned(topology, flow.shape, packed.pool, rounds, lag)
-        if plan is not None:
-            program = routed(demand, flow, plan)
+        plan = planned(topology, flow.shape, packed.pool, rounds, 1)
+        if plan is None:
+            continue
+        plan_s = plan.seconds * flow.unit_bytes + latency_s
+        for finer in (rounds, *_REFINED):
+            # Rounds that wait for the one before take longer by some of the latency each.
+            least_s = plan_s + (latency_s * _WAITING * rounds if finer == rounds else plan_s / finer)
+            if finer > rounds and (rounds < _FEW_ROUNDS or packed.best.seconds < finer * latency_s):
+                break
+            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * steps * finer * (finer > rounds)):
+                continue
+            program = routed(demand, flow, plan if finer == rounds else plan.refined(finer))
             seconds = simulate_seconds(program, topology)
             best_s = min(best_s, seconds)
-            yield Candidate(f"packed in {rounds} rounds", program, seconds)
+            yield Candidate(f"planned in {rounds} rounds, cut in {len(program.rounds)}", program, seconds)
     yield from _streamed(demand, flow, packed.thinned, topology, budget, best_s)
 
 

@@ -1,10 +1,11 @@
 """The time an exchange program takes on a machine, by simulating its moves.
 
 A device starts the moves into its buffers in the order of their rounds, each once what it reads has been
-written and has arrived; rounds are no barriers. A move is transferred at the rate at which all moves of its
-round would end together if they were alone (so a round by itself takes as long as its busiest port, link or
-cut); if its connections have less to spare it takes that, and more as soon as there is more, the first in the
-program first. What is written arrives after the latency of the pair.
+written and has arrived; rounds are no barriers. A move between devices is transferred at the rate at which all
+such moves of its round would end together if they were alone (so a round by itself takes as long as its
+busiest port, link or cut), one within a device at that at which its memory can do all such moves of the
+round; if its connections have less to spare it takes that, and more as soon as there is more, the first in
+the program first. What is written arrives after the latency of the pair.
 
 Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
 must carry all that is read and written.
@@ -223,7 +224,7 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
                 found[writer].readers.append(work)
             found[number] = work
         busy = [used / capacity for used, capacity in zip(load, capacities, strict=True)]
-        together_s = max(busy[: len(network.capacities)])
+        together_s = max(busy[: len(network.capacities)], default=0.0)
         for device, batch in batches.items():
             batch.unstarted = len(batch.moves)
             for work in batch.moves:
