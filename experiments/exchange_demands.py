@@ -56,19 +56,17 @@ def irregular(num_devices: int, num_bytes: int, seed: int) -> Demand:
     shape = matrix_shape(num_bytes)
     monoid = Monoid.SUM if seed % 2 else None
     tiles: list[list[tuple[Box, int]]] = [[] for _ in range(num_devices)]
-    for part in range(int(draw.integers(2, 5)) if monoid else 1):
+    for part in range(int(draw.integers(2, 4)) if monoid else 1):
         for box in _random_grid(draw, shape):
             for device in draw.choice(num_devices, int(draw.integers(1, 4)), replace=False):
                 tiles[device].append((box, part))
     source = Relation.from_device_tiles(shape, DTYPE, tiles, monoid)
-    needs = tuple(
-        tuple(_random_box(draw, shape) for _ in range(int(draw.integers(0, 3)))) for _ in range(num_devices)
-    )
+    needs = tuple((_random_box(draw, shape),) if draw.random() < 0.75 else () for _ in range(num_devices))
     return Demand(source, needs)
 
 
 def _random_grid(draw: np.random.Generator, shape: tuple[int, ...]) -> list[Box]:
-    cuts = [_random_cuts(draw, extent, int(draw.integers(1, 4))) for extent in shape]
+    cuts = [_random_cuts(draw, extent, int(draw.integers(1, 3))) for extent in shape]
     return [Box((rows, columns)) for rows in cuts[0] for columns in cuts[1]]
 
 

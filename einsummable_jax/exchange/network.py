@@ -23,6 +23,7 @@ class Network:
       latencies_s: Seconds before the first byte that an edge carries arrives, ``[E]``.
       egress: Bytes/s that a device can send in all.
       ingress: Bytes/s that a device can receive in all.
+      memory_bandwidth: Bytes/s that a device's memory can read and write.
     """
 
     num_devices: int
@@ -33,6 +34,7 @@ class Network:
     latencies_s: np.ndarray
     egress: float
     ingress: float
+    memory_bandwidth: float
 
     @functools.cached_property
     def edge_numbers(self) -> np.ndarray:
@@ -104,5 +106,5 @@ def network_of(topology: Topology) -> Network:
         add(words, cut.bandwidth, np.array([cut.carries(a, b) for a, b in pairs], bool))
     uses = np.array(rows, np.float64).reshape(len(rows), len(pairs))
     latencies_s = np.array([topology.latency_between(a, b) for a, b in pairs])
-    ports = topology.egress, topology.ingress
-    return Network(n, edges, tuple(names), np.array(capacities), uses, latencies_s, *ports)
+    rates = topology.egress, topology.ingress, topology.memory_bandwidth
+    return Network(n, edges, tuple(names), np.array(capacities), uses, latencies_s, *rates)

@@ -192,24 +192,32 @@ class _Program:
         return done
 
     def _resource_rows(self, total: float, fastest: float) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """In each round, the load of each resource less what it can carry: not positive."""
-        resources = len(self._network.capacities)
+        """In each round, the load of each resource and memory less what it can carry: not positive."""
+        network = self._network
+        capacities = np.append(network.capacities, [network.memory_bandwidth] * network.num_devices) / fastest
         rows, columns, values = [], [], []
-        edge_numbers = self._network.edge_numbers
         for (number, route), firsts, span in zip(self._routes, self._firsts, self._spans, strict=True):
-            for stage, edges in enumerate(route.stage_edges):
-                load = self._network.uses[:, [edge_numbers[edge] for edge in edges]].sum(axis=1)
+            for stage in range(route.num_stages):
+                load = self._load(route, stage)
                 used = np.flatnonzero(load)
                 for offset in range(span):
-                    rows.append((self._lag * stage + offset) * resources + used)
+                    rows.append((self._lag * stage + offset) * len(load) + used)
                     columns.append(np.full(len(used), firsts[stage] + offset))
                     values.append(load[used] * (self._sizes[number] / total))
         for number in range(self._rounds):
-            rows.append(number * resources + np.arange(resources))
-            columns.append(np.full(resources, self._count + number))
-            values.append(-self._network.capacities / fastest)
-        height = self._rounds * resources
+            rows.append(number * len(capacities) + np.arange(len(capacities)))
+            columns.append(np.full(len(capacities), self._count + number))
+            values.append(-capacities)
+        height = self._rounds * len(capacities)
         return self._matrix(rows, columns, values, height), np.zeros(height)
+
+    def _load(self, route: Route, stage: int) -> np.ndarray:
+        """How often a stage uses each resource, and then each memory for what no connection carries."""
+        numbers = [self._network.edge_numbers[edge] for edge in route.stage_edges[stage]]
+        memories = np.zeros(self._network.num_devices)
+        for device, times in route.stage_touches[stage].items():
+            memories[device] = times
+        return np.append(self._network.uses[:, numbers].sum(axis=1), memories)
 
     def _order_rows(self) -> tuple[sparse.csr_matrix, np.ndarray]:
         """What a stage has done up to a round, less what the stage before had done ``lag`` rounds earlier."""

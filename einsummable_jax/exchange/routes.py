@@ -82,6 +82,22 @@ class Route:
             found[step.stage] += step.edges
         return tuple(map(tuple, found))
 
+    @functools.cached_property
+    def stage_touches(self) -> tuple[dict[int, int], ...]:
+        """For each stage, how often each device reads or writes what it aggregates of its own."""
+        found: list[dict[int, int]] = [{} for _ in range(self.num_stages)]
+        for step in self.steps:
+            if not step.edges:
+                parts = sum(self.own_parts(step.device) if v is Value.OWN else 1 for _, v in step.reads)
+                found[step.stage][step.device] = found[step.stage].get(step.device, 0) + parts + 1
+        return tuple(found)
+
+    def own_parts(self, device: int) -> int:
+        """How many parts are summed when ``device`` reads what it has itself."""
+        if len(self.groups) == 1:  # every owner has all parts itself
+            return self.groups[0][0]
+        return self.supplies(device)
+
     def supplies(self, device: int) -> int:
         """How many parts ``device`` supplies."""
         return sum(count for count, supplier in self.groups if supplier == device)
@@ -109,15 +125,10 @@ class _Steps:
     def _gather(self, device: int, value: Value) -> Value:
         """The steps that make ``value`` on ``device``; OWN if its inputs are that already."""
         below = [(child, self._gather(child, Value.PARTIAL)) for child in self._below.get(device, ())]
-        own = self._own(device)
+        own = self._route.own_parts(device)
         if not below and own == 1:
             return Value.OWN
         return self._make(device, value, [(device, Value.OWN)] * bool(own) + below)
-
-    def _own(self, device: int) -> int:
-        if len(self._route.groups) == 1:  # every owner has all parts itself
-            return self._route.groups[0][0]
-        return self._route.supplies(device)
 
     def _make(self, device: int, value: Value, reads: list[tuple[int, Value]]) -> Value:
         stage = 1 + max(self._stages.get(read, -1) for read in reads)

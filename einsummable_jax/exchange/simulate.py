@@ -1,11 +1,11 @@
 """The time an exchange program takes on a machine, by simulating its moves.
 
 A device starts the moves into its buffers in the order of their rounds, each once what it reads has been
-written and has arrived; rounds are no barriers. A move between devices is transferred at the rate at which all
-such moves of its round would end together if they were alone (so a round by itself takes as long as its
-busiest port, link or cut), one within a device at that at which its memory can do all such moves of the
-round; if its connections have less to spare it takes that, and more as soon as there is more, the first in
-the program first. What is written arrives after the latency of the pair.
+written and has arrived; rounds are no barriers. A move between devices is transferred at the rate at which
+all such moves of its round would end together if they were alone (so a round by itself takes as long as its
+busiest port, link or cut); one within a device at the rate at which its memory can do all such moves of the
+round together. If connections have less to spare a move takes that, and more as soon as there is more, the
+first in the program first. What is written arrives after the latency of the pair.
 
 Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
 must carry all that is read and written.
