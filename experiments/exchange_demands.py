@@ -61,8 +61,10 @@ def irregular(num_devices: int, num_bytes: int, seed: int) -> Demand:
             for device in draw.choice(num_devices, int(draw.integers(1, 4)), replace=False):
                 tiles[device].append((box, part))
     source = Relation.from_device_tiles(shape, DTYPE, tiles, monoid)
-    needs = tuple((_random_box(draw, shape),) if draw.random() < 0.75 else () for _ in range(num_devices))
-    return Demand(source, needs)
+    needs: list[tuple[Box, ...]] = [()] * num_devices
+    for device in draw.choice(num_devices, min(num_devices, 5), replace=False):
+        needs[device] = (_random_box(draw, shape),)
+    return Demand(source, tuple(needs))
 
 
 def _random_grid(draw: np.random.Generator, shape: tuple[int, ...]) -> list[Box]:

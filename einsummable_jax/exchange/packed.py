@@ -10,7 +10,7 @@ from einsummable_jax.exchange.commodities import Flow
 from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.packing import Packing, packer_after
 from einsummable_jax.exchange.program import ExchangeProgram
-from einsummable_jax.exchange.rounds import planned, streamed
+from einsummable_jax.exchange.rounds import RoundPlan, planned, streamed
 from einsummable_jax.exchange.routed import routed
 from einsummable_jax.exchange.routes import Route
 from einsummable_jax.exchange.simulate import simulate_seconds
@@ -30,16 +30,16 @@ _MOST_PROGRAMS = 60
 """Linear programs to solve for one packing."""
 _THINNED = 0.002
 """By which part of itself a packing may take longer so that it has fewer routes."""
-_ROUNDS = (1, 2, 3, 4, 8, 12, 16)
+_ROUNDS = (1, 2, 4, 8, 12)
 """Numbers of rounds to plan."""
-_REFINED = (16, 32, 64)
-"""Numbers of rounds that a plan of at least `_FEW_ROUNDS` is cut into."""
+_REFINED = (64, 32, 16)
+"""Numbers of rounds that the best plan is cut into, if there is time for it."""
 _FEW_ROUNDS = 4
 """Only programs of more rounds must have rounds that are longer than the latency."""
+_MOST_MOVES = 16_000
+"""About as many moves as a program may have."""
 _CHUNKS = (16, 32, 64, 128)
 """Numbers of chunks to stream."""
-_WAITING = 0.2
-"""About which part of a round's latency is not hidden."""
 
 # Seconds of one core that steps take, about (measured); what is done within a budget follows from them.
 _PROGRAM_S = 3e-3
@@ -158,46 +158,68 @@ def packed_candidates(
     goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
+    best_plan: RoundPlan | None = None
     for rounds in _ROUNDS:
         if rounds > _FEW_ROUNDS and packed.best.seconds < rounds * latency_s:
             break  # rounds would be shorter than the latency
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
         if best_s <= goal_s * CLOSE or not budget.take(cost_s):
-            continue
+            break
         plan = planned(topology, flow.shape, packed.pool, rounds, 1)
         if plan is None:
             continue
-        plan_s = plan.seconds * flow.unit_bytes + latency_s
-        for finer in (rounds, *_REFINED):
-            # Rounds that wait for the one before take longer by some of the latency each.
-            least_s = plan_s + (latency_s * _WAITING * rounds if finer == rounds else plan_s / finer)
-            if finer > rounds and (rounds < _FEW_ROUNDS or packed.best.seconds < finer * latency_s):
-                break
-            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * steps * finer * (finer > rounds)):
-                continue
-            program = routed(demand, flow, plan if finer == rounds else plan.refined(finer))
-            seconds = simulate_seconds(program, topology)
-            best_s = min(best_s, seconds)
-            yield Candidate(f"planned in {rounds} rounds, cut in {len(program.rounds)}", program, seconds)
+        if best_plan is None or plan.seconds < best_plan.seconds * (2 - CLOSE):
+            best_plan = plan
+        program = routed(demand, flow, plan)
+        seconds = simulate_seconds(program, topology)
+        best_s = min(best_s, seconds)
+        yield Candidate(f"planned in {rounds} rounds", program, seconds)
+        if plan.seconds * flow.unit_bytes <= packed.best.seconds * CLOSE:
+            break  # more rounds cannot be much better
+    if best_plan is not None:
+        for candidate in _refined(demand, flow, best_plan, topology, budget, best_s):
+            best_s = min(best_s, candidate.seconds)
+            yield candidate
     yield from _streamed(demand, flow, packed.thinned, topology, budget, best_s)
+
+
+def _refined(
+    demand: Demand, flow: Flow, plan: RoundPlan, topology: Topology, budget: Budget, best_s: float
+) -> Iterator[Candidate]:
+    """Programs of ``plan`` with its rounds cut into more; the finest that there is time for."""
+    steps = sum(len(plan.route.steps) for plan in plan.routes)
+    least_s = plan.seconds * flow.unit_bytes + topology.latency_s
+    for rounds in _REFINED:
+        too_short = least_s < rounds * topology.latency_s
+        if rounds <= len(plan.lengths) or too_short or best_s <= least_s * (1 + 1 / rounds) * CLOSE:
+            continue
+        if steps * rounds <= _MOST_MOVES and budget.take(_S_PER_MOVE * steps * rounds):
+            program = routed(demand, flow, plan.refined(rounds))
+            yield Candidate(
+                f"planned in {len(plan.lengths)} rounds, cut in {len(program.rounds)}",
+                program,
+                simulate_seconds(program, topology),
+            )
+            return
 
 
 def _streamed(
     demand: Demand, flow: Flow, packing: Packing, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
     used, latency_s = packing.used, topology.latency_s
-    steps = sum(len(route.steps) for _, route, _ in used)
+    moves = float(sum(len(route.steps) for _, route, _ in used))  # in each round
     hops = max(route.num_stages for _, route, _ in used) - 1
     for chunks in _CHUNKS:
-        if packing.seconds < chunks * latency_s:
+        if packing.seconds < chunks * latency_s or moves * chunks > _MOST_MOVES:
             break
         # With the longer lag latencies are hidden behind the rounds between.
         for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)}):
             wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)
             least_s = packing.seconds + latency_s + hops * wait_s
-            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * steps * chunks):
+            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * moves * chunks):
                 continue
             program = routed(demand, flow, streamed(used, packing.seconds, chunks, lag))
+            moves = sum(map(len, program.rounds)) / chunks  # several for each step where boxes are cut
             seconds = simulate_seconds(program, topology)
             best_s = min(best_s, seconds)
             yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)

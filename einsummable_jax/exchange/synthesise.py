@@ -45,6 +45,10 @@ from einsummable_jax.topology import Topology
 BUDGET_S = 0.5
 """What a synthesis may take unless told otherwise, about, in seconds of one core."""
 
+_FEW = 4
+"""With so many commodities at most two phases are tried before one, else after it."""
+_FAR = 1.02
+"""Ratio to the packing's time from which on they are tried at all then."""
 _SAME = 1.01
 """Times whose ratio is below this count as equal in one memory: the model is not more exact than that."""
 _SAME_ROUTED = 1.001
@@ -151,11 +155,17 @@ def _routed(
     packed = pack(flow, topology, bound_s, best_s, budget)
     if packed is None or best_s <= (packed.best.seconds + topology.latency_s) * CLOSE:
         return
-    if any(len(commodity.groups) > 1 and len(commodity.needers) > 1 for commodity in flow.commodities):
+    # Sums that several devices need: with few of them both phases together are as good, and much simpler.
+    sums = [c for c in flow.commodities if len(c.groups) > 1 and len(c.needers) > 1]
+    if sums and len(flow.commodities) <= _FEW:
         for candidate in _in_two_phases(demand, flow, topology, bound_s, best_s, budget):
             best_s = min(best_s, candidate.seconds)
             yield candidate
-    yield from packed_candidates(demand, flow, packed, topology, budget, best_s)
+    for candidate in packed_candidates(demand, flow, packed, topology, budget, best_s):
+        best_s = min(best_s, candidate.seconds)
+        yield candidate
+    if sums and len(flow.commodities) > _FEW and best_s > (packed.best.seconds + topology.latency_s) * _FAR:
+        yield from _in_two_phases(demand, flow, topology, bound_s, best_s, budget)
 
 
 def _in_two_phases(

@@ -24,6 +24,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network
 
+_PATIENCE = 4
+"""Linear programs that may be solved in vain before the search for cuts ends: most find the bound at once."""
 _UNITS = 10_000_000
 """Flows are integers, in this many units for the bytes of a commodity."""
 
@@ -139,11 +141,12 @@ class _FlowProgram:
             everyone = frozenset(range(self._network.num_devices))
             self._add_cut(requirement, requirement.sources)
             self._add_cut(requirement, everyone - requirement.sinks)
-        bound = 0.0
+        bound, in_vain = 0.0, 0
         for _ in range(rounds):
             found = self._solve_once()
+            in_vain = 0 if float(found[-1]) > bound * (1 + 1e-6) else in_vain + 1
             bound = max(bound, float(found[-1]))
-            if not any([self._add_cut(*cut) for cut in self._missing(found)]):
+            if in_vain == _PATIENCE or not any([self._add_cut(*cut) for cut in self._missing(found)]):
                 break
         return bound * self._total / self._scale
 
