@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 import jax
@@ -101,14 +100,10 @@ def bushy_chain_plan(topology: Topology) -> Plan:
     """The plan of ``((A @ B) @ (C @ D)) @ ((E @ F) @ (G @ H))``: a balanced tree of matrix products."""
 
     def product(*matrices: jax.Array) -> jax.Array:
-        while len(matrices) > 1:
-            matrices = tuple(a @ b for a, b in zip(matrices[::2], matrices[1::2], strict=True))
-        return matrices[0]
+        if len(matrices) == 1:
+            return matrices[0]
+        half = len(matrices) // 2
+        return product(*matrices[:half]) @ product(*matrices[half:])
 
     matrix = jax.ShapeDtypeStruct((CHAIN_SIDE, CHAIN_SIDE), jnp.bfloat16)
     return search(build_graph(jax.make_jaxpr(product)(*[matrix] * 8)), topology)
-
-
-def moved_bytes(demand: Demand) -> int:
-    """Bytes of the tensor that moves."""
-    return math.prod(demand.source.shape) * demand.source.itemsize

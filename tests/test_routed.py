@@ -94,6 +94,7 @@ def test_packed_programs_deliver_and_keep_to_the_bounds(demand, data):
     rounds, lag = data.draw(st.integers(4, 9)), data.draw(st.integers(1, 2))
     program = packed(demand, topology, rounds, lag, data.draw(st.booleans()))
     assume(program is not None)
+    assert program is not None
     assert_delivers(program, demand)
     seconds = simulate_seconds(program, topology) * (1 + 1e-6)
     network, commodities = network_of(topology), flow_of(demand, TileIndex(demand.source)).commodities
@@ -115,6 +116,7 @@ def test_a_change_of_a_relayed_program_is_caught_or_harmless(demand, data):
     topology = data.draw(uneven_links(demand.source.num_devices))
     program = packed(demand, topology, 5, 1, data.draw(st.booleans()))
     assume(program is not None and any(program.rounds))
+    assert program is not None
     number = data.draw(st.integers(0, len(program.rounds) - 1))
     position = data.draw(st.integers(0, len(program.rounds[number]) - 1))
     moves = list(program.rounds[number])

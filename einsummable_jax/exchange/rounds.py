@@ -40,10 +40,9 @@ class RoutePlan:
     def refined(self, parts: Sequence[int]) -> RoutePlan:
         """The same with each round cut in so many equal ones."""
         ends = np.arange(1, len(parts) + 1)
-        places = np.concatenate(
-            [end - 1 + np.arange(1, n + 1) / n for end, n in zip(ends, parts, strict=True)]
-        )
-        done = [np.interp(places, [0, *ends], [0, *stage]) for stage in self.done]
+        cuts = [np.arange(1, count + 1) / count + number for number, count in enumerate(parts)]
+        places, ends = np.concatenate(cuts), np.arange(len(parts) + 1)
+        done = [np.interp(places, ends, np.append(0.0, stage)) for stage in self.done]
         return dataclasses.replace(self, done=np.array(done))
 
 

@@ -301,10 +301,9 @@ def _joint_cuts(cuts: tuple[Cut, ...]) -> tuple[tuple[int, ...], ...]:
     for number, cut in enumerate(cuts):
         groups.setdefault((True, cut.sources), []).append(number)
         groups.setdefault((False, cut.destinations), []).append(number)
-    alone = {i for members in groups.values() if len(members) > 1 for i in members}
-    return tuple(
-        tuple(m) for m in dict.fromkeys(map(tuple, groups.values())) if len(m) > 1 or m[0] not in alone
-    )
+    joint = {i for members in groups.values() if len(members) > 1 for i in members}
+    sets = dict.fromkeys(tuple(members) for members in groups.values())
+    return tuple(members for members in sets if len(members) > 1 or not joint.intersection(members))
 
 
 def _sources(held: Layouts, needed: Layouts, receiver: int, topology: Topology) -> np.ndarray:
@@ -331,7 +330,7 @@ def _shares_of_copies(held: TileLayouts, receiver: int, topology: Topology) -> n
     same = held.same_tile
     quickest_s = np.where(same > 0, latencies_s, np.inf).min(axis=-1)
     weights = np.where(latencies_s <= quickest_s, bandwidths, 0.0)
-    sums = (same @ weights[:, :, None])[:, :, 0]
+    sums = np.einsum("uij,uj->ui", same, weights)
     return np.where(same[:, receiver] > 0, 0.0, weights / np.maximum(sums, 1e-300))
 
 

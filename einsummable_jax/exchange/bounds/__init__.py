@@ -44,12 +44,18 @@ class LowerBounds:
 
 
 def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = None) -> LowerBounds:
-    """The lower bounds of ``demand`` on a machine whose devices have a memory each.
+    """The lower bounds of ``demand``.
 
     No connection carries anything during the least latency, before the first bytes arrive or after the last
-    ones are sent, so the bounds on what connections carry grow by that.
+    ones are sent, so the bounds on what connections carry grow by that. Where devices share one memory, that
+    is their one connection, and what it carries is the bound by all arguments but the latency.
     """
     index = index or TileIndex(demand.source)
+    if topology.shared:
+        carried_s = lower_bound_s(demand, index, topology)
+        latency_s = topology.latency_s * bool(carried_s)
+        total_s = carried_s + latency_s
+        return LowerBounds(total_s, total_s, total_s, latency_s, total_s)
     commodities, network = flow_of(demand, index).commodities, network_of(topology)
     once_s = float(network.latencies_s.min()) if commodities else 0.0
     ports_s = port_bound_s(demand, index, topology)
