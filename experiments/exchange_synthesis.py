@@ -5,8 +5,9 @@
 For each machine: the usual collectives and random irregular demands on 256 MiB, and the exchanges of the
 plan of a LLaMA-7B block (two workloads) and of a bushy chain of eight matrix products. All times are
 simulated (`einsummable_jax.exchange.simulate`). "naive" is the direct schedule, "ring" one ring over the
-widest links, "two-shot" scatters or reduce-scatters what several devices need, then gathers it. A gap is how much longer ours takes than the bound, as a fraction: without aggregation the
-bound of the linear program, with it the best one.
+widest links, "two-shot" scatters or reduce-scatters what several devices need, then gathers it. A gap is how
+much longer ours takes than the bound, as a fraction: without aggregation the bound of the linear program,
+with it the best one.
 
 Demands of 4 KiB on four devices of each machine are compared with the best of all schedules of one chunk each
 (`experiments.small_schedules`).
