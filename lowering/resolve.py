@@ -124,9 +124,11 @@ class _Resolver:
             buffer = self.new_buffer()
             self.buffers.setdefault((tensor, 0), self.unpack(buffer, layout))
             inputs.append(buffer)
+        self._exchange_early(graph.inputs)
         for index, loop in enumerate(graph.loop_of_operation):
             self._open(loop)
             self.operation(index)
+            self._exchange_early(graph.operations[index].results)
             for number in graph.loops_ended_by(index):
                 self._end_loop(number)
         outputs = []
@@ -324,6 +326,13 @@ class _Resolver:
         result = self.new_buffer()
         self._block_of(tensor).steps.append(EmptyStep(result, tensor, _same([box.shape for box in boxes])))
         return result
+
+    def _exchange_early(self, tensors: Sequence[int]) -> None:
+        """Run those exchanges of tensors that are there now which must not wait until they are needed."""
+        for index in sorted(self.plan.early_exchanges - self._exchanged):
+            if self.plan.exchanges[index].tensor in tensors:
+                self._exchanged.add(index)
+                self._exchange(index)
 
     def _ensure_exchanged(self, fetch: Fetch) -> None:
         if fetch.exchange is not None and fetch.exchange not in self._exchanged:

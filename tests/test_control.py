@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import constrain, distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.layout import Box, MeshLayout, TiledLayout, layout_of, mesh_layouts
+from einsummable_jax.layout import Box, MeshLayout, Monoid, Relation, TiledLayout, layout_of, mesh_layouts
 from einsummable_jax.search import Boundary, search
 from einsummable_jax.topology import machine
 
@@ -100,6 +100,19 @@ ROWS, COLUMNS = MeshLayout(8, ((0, 1, 2), ())), MeshLayout(8, ((), (0, 1, 2)))
 UNEVEN = TiledLayout(tuple((Box(((a, b), (0, 16))),) for a, b in itertools.pairwise(UNEVEN_ROWS)))
 PERMUTED = TiledLayout(tuple((Box(((4 * d, 4 * d + 4), (0, 16))),) for d in (3, 0, 7, 1, 2, 6, 5, 4)))
 HALF_EMPTY = TiledLayout(tuple(() if d % 2 else (Box(((4 * d, 4 * d + 8), (0, 16))),) for d in range(8)))
+ZIGZAG = TiledLayout(tuple(tuple(Box(((a, a + 2), (0, 16))) for a in (2 * d, 30 - 2 * d)) for d in range(8)))
+"""Each device has rows of the beginning and of the end."""
+UNLIKE = TiledLayout(
+    (
+        tuple(Box(((8 * i, 8 * i + 2), (0, 16))) for i in range(4)),
+        *(() for _ in range(5)),
+        tuple(Box(((8 * i + 2, 8 * i + 8), (0, 5))) for i in range(4)),
+        tuple(Box(((8 * i + 2, 8 * i + 8), (5, 16))) for i in range(4)),
+    )
+)
+"""Four tiles of their own shapes on three devices, none on the others."""
+TWICE = TiledLayout(tuple(tuple(sorted(ZIGZAG.tiles[d % 4] + ZIGZAG.tiles[d % 4 + 4])) for d in range(8)))
+"""Four tiles on each device, each on two."""
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("a", "b"))
 BLOCKS = NamedSharding(MESH, P("b", "a"))
 REVERSED = NamedSharding(Mesh(np.array(DEVICES[::-1]).reshape(4, 2), ("a", "b")), P("b", "a"))
@@ -111,6 +124,9 @@ LAYOUTS = {
     "half the devices empty": HALF_EMPTY,
     "blocks": BLOCKS,
     "reversed mesh": REVERSED,
+    "zigzag": ZIGZAG,
+    "unlike tiles": UNLIKE,
+    "several tiles twice": TWICE,
 }
 
 
@@ -143,6 +159,73 @@ def test_constrained_value_has_the_layout(name):
     as_layout = layout_of(layout, (32, 16), DEVICES) if isinstance(layout, NamedSharding) else layout
     expected = [list(boxes) for boxes in as_layout.device_tiles((32, 16))]
     assert tiles_of_constraint(f.plan(x, w)) == [expected]
+
+
+def test_what_is_cut_alike_before_and_after_does_not_move():
+    """Neighbours follow a layout of several tiles, where two kernel calls do not cost more than one."""
+    x, _ = operands()
+    y, starts = x[:, :16], [(2 * d, 16 + 2 * d) for d in range(8)]
+    stripes = TiledLayout(tuple(tuple(Box(((a, a + 2), (0, 16))) for a in pair) for pair in starts))
+    f = distribute(
+        lambda y: jnp.cos(constrain(jnp.sin(y), stripes)) + 1,
+        topology=dataclasses.replace(machine("dgx_a100", 8), kernel_s=0.0),
+        in_layouts=stripes,
+        out_layouts=stripes,
+    )
+    assert not f.plan(y).exchanges
+    found = f(y)
+    assert found.layout == stripes
+    close(jnp.asarray(np.asarray(found)), jnp.cos(jnp.sin(y)) + 1)
+    inside = distribute(
+        lambda y: jnp.cos(constrain(jnp.sin(y), stripes)) @ y.T,
+        topology=dataclasses.replace(machine("dgx_a100", 8), kernel_s=0.0),
+    )
+    plan = inside.plan(y)
+    sine = next(i for i, op in enumerate(plan.graph.operations) if op.primitive == "sin")
+    assert plan.relations[plan.graph.operations[sine].results[0]][0].tiles_of(3) == tuple(
+        (box, 0) for box in stripes.tiles[3]
+    )
+
+
+def relation_of(layout, shape=(32, 16), partial=None):
+    tiles = [[(box, 0) for box in boxes] for boxes in layout.device_tiles(shape)]
+    return Relation.from_device_tiles(shape, np.dtype("int8"), tiles, partial)
+
+
+@pytest.mark.parametrize("name", ["rows", "uneven", "zigzag", "unlike tiles"])
+def test_relations_are_taken_for_layouts(name):
+    x, w = operands()
+    y, layout = x[:, :16], LAYOUTS[name]
+    relation = relation_of(layout)
+    f = on_machine(
+        lambda y, w: constrain(y @ w[:16], relation) @ w.T, in_layouts=(relation, None), out_layouts=None
+    )
+    plan = f.plan(y, w)
+    assert plan.inputs[0].device_tiles((32, 16)) == layout.device_tiles((32, 16))
+    assert tiles_of_constraint(plan) == [[list(boxes) for boxes in layout.device_tiles((32, 16))]]
+    close(f(y, w), y @ w[:16] @ w.T)
+    g = on_machine(lambda y: jnp.sin(y), out_layouts=relation)
+    assert g.plan(y).outputs[0].device_tiles((32, 16)) == layout.device_tiles((32, 16))
+    close(jnp.asarray(np.asarray(g(y))), jnp.sin(y))
+
+
+def test_relations_that_are_no_layouts():
+    y = operands()[0][:, :16]
+    parts, narrow = relation_of(ROWS, partial=Monoid.SUM), relation_of(ROWS, (32, 24))
+    for relation, complaint in ((parts, "contributions, to be aggregated by"), (narrow, r"shape \(32, 24\)")):
+        with pytest.raises(ValueError, match=complaint):
+            constrain(y, relation)
+        with pytest.raises(ValueError, match=complaint):
+            on_machine(jnp.sin, in_layouts=(relation,))(y)
+
+
+def test_a_dimension_that_several_tiles_leave_free_is_whole():
+    x, w = operands()
+    batch = jnp.stack([x @ w, x @ w + 1])
+    f = on_machine(jax.vmap(lambda y: constrain(jnp.tanh(y), ZIGZAG)))
+    close(f(batch), jnp.tanh(batch))
+    (found,) = tiles_of_constraint(f.plan(batch))
+    assert found == [[Box(((0, 2), *box.bounds)) for box in boxes] for boxes in ZIGZAG.tiles]
 
 
 @pytest.mark.parametrize("how", ["grad", "jit_grad", "vmap", "vmap_grad", "jvp", "checkpoint_grad"])

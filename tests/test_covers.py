@@ -76,6 +76,10 @@ def two(a, b, c, d):
     return a @ b, c @ d
 
 
+def padded(a, b):
+    return -jnp.pad(a @ b, ((2, 1), (0, 3)))
+
+
 # Name, function, devices, shapes, goal in elements received.
 CASES = [
     ("three cuts", matmul, 8, [(32, 32), (32, 32)], 3 * 32**2),
@@ -90,6 +94,8 @@ CASES = [
     ("concatenate", lambda x, y: jnp.concatenate([x, y]) + 1, 8, [(32, 4), (32, 4)], 0),
     ("uneven rows", lambda x: x + 1, 8, [(6283, 3)], 0),
     ("two matmuls", two, 8, [(32, 32)] * 4, 2 * 2 * 32**2),
+    ("padded", padded, 5, [(30, 30), (30, 30)], 2.6 * 30**2),
+    ("flipped and padded", lambda a, b: padded(a, b)[::-1] + 1, 5, [(30, 30), (30, 30)], 2.6 * 30**2),
 ]
 
 
@@ -324,7 +330,7 @@ def test_branches_get_devices_in_proportion():
 
 
 @pytest.mark.parametrize(
-    "name", ["uneven layers", "heads left over", "repeated heads", "roll", "two matmuls"]
+    "name", ["uneven layers", "heads left over", "repeated heads", "roll", "two matmuls", "padded"]
 )
 def test_plans_compute_what_one_device_computes(name):
     function, num_devices, shapes, _ = next(c[1:] for c in CASES if c[0] == name)

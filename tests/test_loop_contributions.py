@@ -65,6 +65,16 @@ def counted(total, xs, gs):
     return lax.fori_loop(0, STEPS, lambda i, c: c + xs[i].T @ gs[i], total)
 
 
+def scattered(total, xs, gs):
+    """Rows are added where indices say."""
+
+    def step(c, batch):
+        rows = abs(batch[0][:, 0]).astype(np.int32)
+        return c.at[rows].add(batch[1]), None
+
+    return lax.scan(step, total, (xs, gs))[0]
+
+
 def swapped(total, xs, gs):
     def step(carry, batch):
         return (carry[1], carry[0] + batch[0].T @ batch[1]), None
@@ -226,6 +236,13 @@ def test_sizes_that_do_not_divide(num_devices, rows, columns, tokens, dtype):
     results, plan = run(cut_by_tokens(graph_of(accumulated, args), args, num_devices, "time"), args)
     assert begun(plan)
     assert_same(results, jax.jit(accumulated)(*args))
+
+
+def test_rows_scattered_onto_a_carry_are_contributions():
+    args = arguments(8, tokens=64)
+    results, plan = run(cut_by_tokens(graph_of(scattered, args), args, 8), args)
+    assert begun(plan)
+    assert_same(results, jax.jit(scattered)(*args))
 
 
 def test_any_number_of_carries_of_many_kinds():

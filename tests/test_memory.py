@@ -1,6 +1,7 @@
 """Peak bytes of plans, checked against XLA's account, and plans that must fit a limit."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,15 @@ import optax
 import pytest
 
 import einsummable_jax
-from einsummable_jax.graph import build_graph
+from einsummable_jax.graph import build_graph, recompute
 from einsummable_jax.search import MemoryLimitError, Plan, search
+from einsummable_jax.search.groups import make_groups
+from einsummable_jax.search.remat import choose
 from einsummable_jax.topology import Topology, machine
 from experiments import workloads
 from experiments.models import llama
 
-SLACK_LOW, SLACK_HIGH = 0.7, 1.3
+SLACK_LOW, SLACK_HIGH = 0.93, 1.3
 """Predicted peaks lie within these factors of XLA's."""
 
 
@@ -45,6 +48,10 @@ def loss(w1, x, w2):
     return two_layers(x, w1, w2).sum()
 
 
+def stacked_layers(w, x):
+    return jax.lax.scan(lambda c, layer: (jnp.tanh(c @ layer), None), x, w)[0].sum()
+
+
 SMALL = llama.LlamaConfig(dim=64, heads=4, kv_heads=2, ffn=128, layers=1)
 
 
@@ -70,6 +77,7 @@ CASES = {
     ),
     "gradient": (jax.grad(loss), (f32(128, 256), f32(64, 128), f32(256, 128)), ()),
     "uneven gradient": (jax.grad(loss), (f32(130, 252), f32(66, 130), f32(252, 135)), ()),
+    "gradient of a loop": (jax.grad(stacked_layers), (f32(6, 128, 128), f32(256, 128)), ()),
     "block": block_case(4, 64),
     "train step, donated": train_case(),
 }
@@ -255,3 +263,97 @@ def test_cheap_operations_run_again_where_memory_binds():
         assert again.memory() == plan.memory()
     with pytest.raises(ValueError, match="another graph"):
         Plan.from_json(plan.to_json(), one_product_plan().graph)
+
+
+def accumulated_gradient(weights, batches):
+    """The gradients of micro-batches, added up."""
+
+    def step(total, batch):
+        return jax.tree.map(jnp.add, total, jax.grad(residual_loss)(weights, batch)), None
+
+    return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, weights), batches)[0]
+
+
+def before_and_after_a_loop(weights, x):
+    """Intermediates of the first part are held throughout the loop."""
+
+    def first(weights, x):
+        hidden = gelu(x @ weights[0][0])
+        return jax.lax.fori_loop(0, 3, lambda _, h: jnp.sin(h * 0.7), hidden @ weights[0][1])
+
+    y, pullback = jax.vjp(first, weights, x)
+    z = jax.lax.scan(lambda c, _: (jnp.cos(c @ weights[1][0] @ weights[1][1]), None), y, None, length=3)[0]
+    return pullback(z)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "share"),
+    [
+        (accumulated_gradient, (RESIDUAL[0], f32(3, 4096, 32)), 0.75),
+        (before_and_after_a_loop, RESIDUAL, 0.62),
+    ],
+)
+def test_cheap_operations_run_again_beside_and_inside_of_loops(function, args, share):
+    options = {"topology": machine("dgx_a100", 4), "devices": jax.devices()[:4]}
+    held = einsummable_jax.distribute(function, **options)
+    peak_bytes = held.plan(*args).memory().peak_bytes
+    limited = einsummable_jax.distribute(function, memory_limit_bytes=share * peak_bytes, **options)
+    plan = limited.plan(*args)
+    assert plan.memory().peak_bytes <= share * peak_bytes
+    assert plan.recomputed
+    assert xla_bytes(limited, *args) <= 0.95 * xla_bytes(held, *args)
+    arrays = jax.tree.map(lambda s: draw(s, s.shape[0]) / 8, args)
+    for found, wanted in zip(
+        jax.tree.leaves(limited(*arrays)), jax.tree.leaves(jax.jit(function)(*arrays)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+    again = Plan.from_json(plan.to_json(), held.plan(*args).graph)
+    assert again.memory() == plan.memory()
+
+
+def much(x, w):
+    """A number for which memory is full for a moment."""
+    return jnp.tanh(x @ jnp.tile(w, 24)).sum()
+
+
+def read_in_every_step(weights, x):
+    """The steps of a loop read a cheap value from outside."""
+    cheap = 1 + 3 * x
+    start = cheap * much(x, weights[0][0])
+    return jax.lax.fori_loop(0, 4, lambda _, c: jnp.sin(c) * cheap, start).sum()
+
+
+def handed_on_and_read(weights, x):
+    """What a step hands on is a cheap value, read late within the step, too."""
+
+    def step(c, _):
+        left = 2 * c + 1
+        return left, (left * much(c, weights[0][0])).sum()
+
+    return jax.lax.scan(step, x, None, length=3)
+
+
+ONE_STEP = [accumulated_gradient, before_and_after_a_loop, read_in_every_step, handed_on_and_read]
+
+
+@pytest.mark.parametrize("function", ONE_STEP)
+def test_what_is_recomputed_stays_in_one_step(function):
+    args = (RESIDUAL[0], f32(3, 4096, 32)) if function is accumulated_gradient else RESIDUAL
+    topology = machine("dgx_a100", 4)
+    graph = build_graph(jax.make_jaxpr(function)(*args))
+    plan = search(graph, topology)
+    found = choose(plan, [group.members for group in make_groups(graph)], topology, math.inf)
+    handed_on = {carry.next for loop in graph.loops for carry in loop.carries}
+    for each in found:
+        of_loops = {graph.loop_of_operation[index] for index in (*each.operations, *each.readers)}
+        assert of_loops == {graph.loop_of_tensor[each.tensor]}
+        assert all(not graph.operations[index].primitive.startswith("scan_") for index in each.operations)
+        assert each.tensor not in handed_on
+        assert graph.loop_of_tensor[each.after] in of_loops
+    again = recompute(graph, found)
+    for loop, before in zip(again.loops, graph.loops, strict=True):
+        carries = [again.operations[carry.operation].primitive for carry in loop.carries]
+        assert carries == ["scan_carry"] * len(before.carries)
+        copies = sum(len(each.operations) for each in found if before.start <= each.readers[0] < before.stop)
+        assert loop.stop - loop.start == before.stop - before.start + copies
+    assert bool(found) == (function not in (read_in_every_step, handed_on_and_read))

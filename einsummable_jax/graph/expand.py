@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+
+from einsummable_jax.layout import Monoid
 
 
 def _split(x: jax.Array, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
@@ -78,6 +80,39 @@ def expansion(name: str, params: Mapping[str, Any], inputs: Sequence[Any]) -> Cl
     if name == "scan" and not all(isinstance(a.dtype, np.dtype) for a in params["jaxpr"].out_avals):
         return None
     return _expanded(function, tuple(sorted(params.items())), tuple((a.shape, a.dtype) for a in inputs))
+
+
+SCATTERS = {
+    "scatter-add": Monoid.SUM,
+    "scatter-sub": Monoid.SUM,
+    "scatter-max": Monoid.MAX,
+    "scatter-min": Monoid.MIN,
+    "scatter-mul": Monoid.PROD,
+}
+"""What aggregates the array that each is onto, and its updates."""
+
+
+def expanded_scatter(
+    primitive: Primitive, params: Mapping[str, Any], inputs: Sequence[Any]
+) -> ClosedJaxpr | None:
+    """A scatter onto an array as one onto nothing, then added; None where that is more work.
+
+    Each is then planned on its own: what is scattered in the steps of a loop may stay contributions.
+
+    Args:
+      primitive: One of `SCATTERS`.
+      params: Its parameters.
+      inputs: An object with ``shape`` and ``dtype`` per operand.
+    """
+    monoid = SCATTERS[primitive.name]
+    if math.prod(inputs[2].shape) < math.prod(inputs[0].shape):
+        return None
+
+    def apart(array: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
+        nothing = jnp.full(array.shape, monoid.identity(array.dtype), array.dtype)
+        return monoid.combine(array, primitive.bind(nothing, indices, updates, **params))
+
+    return jax.make_jaxpr(apart)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs))
 
 
 def _function(name: str, params: Mapping[str, Any]) -> Callable[..., list[jax.Array]] | None:

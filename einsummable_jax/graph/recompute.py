@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from einsummable_jax.graph.graph import Graph, Operation
+from einsummable_jax.graph.graph import Graph, Loop, Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Recomputation:
 def recompute(graph: Graph, recomputations: Sequence[Recomputation]) -> Graph:
     """The graph with copies of operations before the readers that the recomputations name.
 
-    Tensors keep their numbers; those of the copies come behind them.
+    Tensors keep their numbers; those of the copies come behind them. Within a loop, operations and readers
+    are those of one step.
     """
     tensors = list(graph.tensors)
     copies: dict[int, list[Operation]] = {}
@@ -50,8 +51,18 @@ def recompute(graph: Graph, recomputations: Sequence[Recomputation]) -> Graph:
         for reader in each.readers:
             replaced.setdefault(reader, {})[each.tensor] = renamed[each.tensor]
     operations: list[Operation] = []
+    place: list[int] = []
     for index, operation in enumerate(graph.operations):
         new = replaced.get(index, {})
         operands = tuple(new.get(t, t) for t in operation.operands)
-        operations += [*copies.get(index, ()), dataclasses.replace(operation, operands=operands)]
-    return dataclasses.replace(graph, tensors=tuple(tensors), operations=tuple(operations))
+        operations += copies.get(index, ())
+        place.append(len(operations))
+        operations.append(dataclasses.replace(operation, operands=operands))
+    loops = tuple(_moved(loop, place) for loop in graph.loops)
+    return dataclasses.replace(graph, tensors=tuple(tensors), operations=tuple(operations), loops=loops)
+
+
+def _moved(loop: Loop, place: Sequence[int]) -> Loop:
+    """A loop where its operations are now; copies before its first operation or its end are outside of it."""
+    carries = tuple(dataclasses.replace(carry, operation=place[carry.operation]) for carry in loop.carries)
+    return dataclasses.replace(loop, start=place[loop.start], stop=place[loop.stop - 1] + 1, carries=carries)

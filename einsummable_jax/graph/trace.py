@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 
 from einsummable_jax import _compat
 from einsummable_jax.graph.constraint import CONSTRAINTS, constrain_p, constraint_of, without_constraints
-from einsummable_jax.graph.expand import expansion
+from einsummable_jax.graph.expand import SCATTERS, expanded_scatter, expansion
 from einsummable_jax.graph.graph import (
     SCAN_CARRY,
     SCAN_SLICE,
@@ -172,13 +172,21 @@ class _Builder:
             return [self._barrier(x, source, stack) for x in operands]
         if name in _BODY_PARAMETER:
             return self._call(eqn, operands, source, stack)
-        expanded = expansion(name, eqn.params, [self.tensors[x] for x in operands])
+        inputs = [self.tensors[x] for x in operands]
+        expanded = expansion(name, eqn.params, inputs)
+        if name in SCATTERS and self._is_carry(operands[0]):
+            expanded = expanded_scatter(eqn.primitive, eqn.params, inputs)
         if expanded is not None:
             consts = [self.literal(value) for value in expanded.consts]
             return self.inline(expanded.jaxpr, consts, operands, _Site(stack, source))
         if name == "scan" and eqn.params["length"] > 0 and not eqn.effects:
             return self._scan(eqn, operands, source, stack)
         return self._operation(eqn, operands, source, stack)
+
+    def _is_carry(self, tensor: int) -> bool:
+        """Whether a tensor is what a step of the innermost loop starts with."""
+        body = [] if self._loop is None else self.operations[self.loops[self._loop].start :]
+        return any(op.primitive == SCAN_CARRY and tensor in op.results for op in body)
 
     def _call(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
         name, body = eqn.primitive.name, eqn.params[_BODY_PARAMETER[eqn.primitive.name]]

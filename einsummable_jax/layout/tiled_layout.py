@@ -32,6 +32,24 @@ class TiledLayout:
             if list(boxes) != sorted(set(boxes)) or any(box.is_empty for box in boxes):
                 raise ValueError(f"device {device}: tiles must be sorted, distinct and not empty: {boxes}")
 
+    @classmethod
+    def of_relation(cls, relation: Relation) -> TiledLayout:
+        """The layout in which a relation's tiles lie.
+
+        Raises:
+          ValueError: If its tiles are contributions, still to be aggregated.
+        """
+        if relation.partial is not None:
+            raise ValueError(
+                f"a relation of contributions, to be aggregated by {relation.partial.value}, is no layout; "
+                "give the relation of the final value"
+            )
+        return cls(
+            tuple(
+                tuple(box for box, _ in relation.tiles_of(device)) for device in range(relation.num_devices)
+            )
+        )
+
     @property
     def num_devices(self) -> int:
         """Number of devices."""

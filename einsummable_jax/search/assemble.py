@@ -90,6 +90,8 @@ class _Assembler:
         self.graph = graph
         self.versions: dict[int, list[Relation]] = {}
         self.exchanges: list[PlannedExchange] = []
+        # By identity: to compare what many devices need takes long.
+        self._expected: dict[int, dict[int, Needs]] = {}
         self._fetched: dict[tuple[int, Needs], Fetch] = {}
         self._relations: dict[Any, tuple[Relation, ...]] = {}
         self._needs: dict[Any, Needs] = {}
@@ -116,6 +118,17 @@ class _Assembler:
         if key not in self._checked:
             self._checked[key] = carried_monoid(operation, decomposition, relations)
         return self._checked[key]
+
+    def expect(self, decompositions: Sequence[Decomposition], outputs: Sequence[Needs]) -> None:
+        """Take note of what operations and the caller will need of each tensor."""
+        for operation, decomposition in zip(self.graph.operations, decompositions, strict=True):
+            carried = decomposition.carried.operands if decomposition.carried else ()
+            for position, tensor in enumerate(operation.operands):
+                if position not in carried:
+                    needs = self.needs(operation, position, decomposition)
+                    self._expected.setdefault(tensor, {})[id(needs)] = needs
+        for tensor, needs in zip(self.graph.outputs, outputs, strict=True):
+            self._expected.setdefault(tensor, {})[id(needs)] = needs
 
     def operands(self, index: int, decomposition: Decomposition) -> tuple[Fetch, ...]:
         """How an operation gets its operands; contributions stay where their maker left them."""
@@ -162,6 +175,9 @@ class _Assembler:
         for version, demand in enumerate(demands):
             if demand.is_local:
                 return Fetch(version)
+        wider = self._widest(tensor, needs)
+        if wider != needs:
+            return self.fetch(tensor, wider, consumer)
         usable = [0, *(i for i in range(1, len(demands)) if is_covered(demands[i]))]
         version = min(usable, key=lambda i: missing_elements(demands[i]))
         delivers = len(demands)
@@ -172,6 +188,30 @@ class _Assembler:
             )
         )
         return Fetch(delivers, len(self.exchanges) - 1)
+
+    def _widest(self, tensor: int, needs: Needs) -> Needs:
+        """The most that is needed later and has all of ``needs``: to have that now saves an exchange."""
+        own = _elements(needs)
+        wider = [
+            other
+            for other in self._expected.get(tensor, {}).values()
+            if _elements(other) > own and (tensor, other) not in self._fetched and _includes(other, needs)
+        ]
+        return max(wider, key=_elements, default=needs)
+
+
+def _elements(needs: Needs) -> int:
+    """How many elements all devices need together."""
+    return sum(box.volume for held in needs for box in held)
+
+
+def _includes(needs: Needs, others: Needs) -> bool:
+    """Whether each device that has ``needs`` has all of ``others``."""
+    return all(
+        any(box.contains(other) for box in held)
+        for held, wanted in zip(needs, others, strict=True)
+        for other in wanted
+    )
 
 
 def assemble(
@@ -188,8 +228,9 @@ def assemble(
 ) -> Plan:
     """Build the plan that runs each operation as its decomposition, with the exchanges this asks for.
 
-    A tensor needed in one layout several times is exchanged once; later needs are taken from whatever has
-    been delivered by then, at the fewest bytes. The exchanges' times and bytes are left at zero:
+    A tensor needed in one layout several times is exchanged once, and a part of it that another operation
+    needs comes with it. Other needs are taken from whatever has been delivered by then, at the fewest bytes.
+    The exchanges' times and bytes are left at zero:
     synthesis knows them.
 
     Raises:
@@ -203,6 +244,11 @@ def assemble(
     for tensor, layout in zip(graph.inputs, inputs, strict=True):
         value = graph.tensors[tensor]
         work.versions[tensor] = [layout.relation(value.shape, value.dtype)]
+    results = [
+        layout.device_tiles(graph.tensors[tensor].shape)
+        for tensor, layout in zip(graph.outputs, outputs, strict=True)
+    ]
+    work.expect(decompositions, results)
     fetches = []
     carry_fetches: dict[int, tuple[Fetch, ...]] = {}
     for index, (operation, decomposition) in enumerate(zip(graph.operations, decompositions, strict=True)):
@@ -210,10 +256,9 @@ def assemble(
         work.produce(operation, decomposition)
         for number in graph.loops_ended_by(index):
             carry_fetches[number] = work.end_loop(graph.loops[number], decompositions)
-    output_fetches = []
-    for tensor, layout in zip(graph.outputs, outputs, strict=True):
-        needs = layout.device_tiles(graph.tensors[tensor].shape)
-        output_fetches.append(work.fetch(tensor, needs, None))
+    output_fetches = [
+        work.fetch(tensor, needs, None) for tensor, needs in zip(graph.outputs, results, strict=True)
+    ]
     return Plan(
         graph=graph,
         num_devices=num_devices,

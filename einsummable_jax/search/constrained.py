@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from einsummable_jax.graph import Constraint, Graph
-from einsummable_jax.layout import Box, Interval, Layout, words
+from einsummable_jax.layout import Box, Interval, Layout
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
+from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
 
 
@@ -18,22 +19,51 @@ def constraint_in(graph: Graph, group: Group) -> Constraint | None:
     return operation.params["constraint"] if operation.primitive == "constrain" else None
 
 
-def constrained_candidates(
+def constrained_tensors(graph: Graph) -> Iterator[tuple[int, Layout]]:
+    """The tensors that constraints read and make, with the layouts that these fix as a whole."""
+    for operation in graph.operations:
+        if operation.primitive == "constrain":
+            constraint = operation.params["constraint"]
+            if len(constraint.dims) == len(graph.tensors[operation.results[0]].shape):
+                yield from (
+                    (tensor, constraint.layout) for tensor in (*operation.operands, *operation.results)
+                )
+
+
+def constrained_calls(
     constraint: Constraint, shape: Sequence[int], group: Group, num_devices: int
-) -> Candidates:
+) -> tuple[Candidates, Covers]:
     """The ways to run an identity over a tensor of ``shape`` whose layout is fixed along some dimensions.
 
-    Along the others the tensor may be whole, or cut by whatever axes of the refined mesh leave the fixed
-    dimensions as they are.
+    Along the others the tensor may be whole, or (where no device has several tiles) cut by whatever axes of
+    the refined mesh leave the fixed dimensions as they are.
     """
     kept = [dim for dim, label in enumerate(group.labels[group.members[0]]) if label is not None]
-    boxes = one_box_each(constraint.layout, [shape[dim] for dim in constraint.dims])
-    whole = np.array([_bounds(box, constraint.dims, shape) for box in boxes], np.int64)
-    whole = whole.reshape(1, num_devices, len(shape), 2)[:, :, kept]
+    tiles = constraint.layout.device_tiles([shape[dim] for dim in constraint.dims])
+    if any(len(boxes) > 1 for boxes in tiles):
+        every = [[_bounds(box, constraint.dims, shape) for box in boxes] for boxes in tiles]
+        calls = tuple(tuple(tuple(box[dim] for dim in kept) for box in boxes) for boxes in every)
+        none = from_bounds(np.zeros((0, num_devices, len(kept), 2), np.int64))
+        return none, Covers((calls,), len(kept), num_devices)
+    candidates = _one_box_each(constraint, shape, group, kept, tiles)
+    return candidates, Covers((), len(kept), num_devices)
+
+
+def _one_box_each(
+    constraint: Constraint,
+    shape: Sequence[int],
+    group: Group,
+    kept: Sequence[int],
+    tiles: Sequence[Sequence[Box]],
+) -> Candidates:
+    """The same where each device has one tile or none; ``kept`` are the dimensions with a label."""
+    none = Box(((0, 0),) * len(constraint.dims))
+    bounds = [_bounds(boxes[0] if boxes else none, constraint.dims, shape) for boxes in tiles]
+    whole = np.array(bounds, np.int64).reshape(1, len(tiles), len(shape), 2)[:, :, list(kept)]
     fixed = [label for label, dim in enumerate(kept) if dim in constraint.dims]
     if len(fixed) == len(kept):
         return from_bounds(whole)
-    found = mesh_candidates(group.extents, group.cuttable, num_devices)
+    found = mesh_candidates(group.extents, group.cuttable, len(tiles))
     agrees = (found.bounds[:, :, fixed] == whole[:, :, fixed]).all(axis=(1, 2, 3))
     return from_bounds(np.concatenate([whole, found.bounds[agrees]]))
 
@@ -54,15 +84,3 @@ def from_bounds(bounds: np.ndarray) -> Candidates:
         intervals, cell = np.unique(bounds[candidate, :, label], axis=0, return_inverse=True)
         cells[candidate, :, label], parts[candidate, label] = cell.reshape(-1), len(intervals)
     return Candidates(bounds, cells, parts)
-
-
-def one_box_each(layout: Layout, shape: Sequence[int]) -> list[Box]:
-    """The box of each device in a layout with at most one tile a device; an empty one where it holds none.
-
-    Raises:
-      NotImplementedError: If a device holds several tiles.
-    """
-    tiles = layout.device_tiles(shape)
-    if any(len(boxes) > 1 for boxes in tiles):
-        raise NotImplementedError(f"a layout fixed to several tiles on a device: {words(layout)}")
-    return [boxes[0] if boxes else Box(((0, 0),) * len(shape)) for boxes in tiles]

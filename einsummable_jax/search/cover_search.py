@@ -141,6 +141,8 @@ class CoverSearch:
         ]
         maps: dict[ArrayMap, ArrayMap] = {}
         self._uses = [[(t, maps.setdefault(m, m)) for t, m in _arrays(graph, group)] for group in groups]
+        # What a concatenation has beyond one operand is another's; beyond that of a padding is nobody's.
+        self._pads = [any(graph.operations[m].primitive == "pad" for m in g.members) for g in groups]
         self._sizes = [kernel_cost.external_sizes(group) for group in groups]
         self._users: dict[int, list[tuple[int, ArrayMap]]] = {}
         for number, uses in enumerate(self._uses):
@@ -152,7 +154,7 @@ class CoverSearch:
         self._tiles: dict[tuple[int, int], DeviceBoxes] = {}
         self._partitions: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._bests: dict[tuple[int, int], DeviceBoxes | None] = {}
-        self._followed: dict[tuple[int, int, int], DeviceBoxes | None] = {}
+        self._followed: dict[tuple[int, int, int, bool], DeviceBoxes | None] = {}
         self._admitted: dict[tuple[int, DeviceBoxes], bool] = {}
         self._mesh: dict[Any, Candidates] = {}
         self._mesh_calls: dict[int, set[bytes]] = {}
@@ -281,10 +283,10 @@ class CoverSearch:
         """
         whole = self._joined(self._tensor_parts, (tensor, origin), tiles, self._graph.tensors[tensor].shape)
         for number, array_map in self._users.get(tensor, ()) if whole is not None else ():
-            form = self._forms[number]
-            key = id(form), id(array_map), id(whole)
+            form, beyond = self._forms[number], self._pads[number]
+            key = id(form), id(array_map), id(whole), beyond
             if key not in self._followed:
-                found = calls_for(array_map, form.extents, whole)
+                found = calls_for(array_map, form.extents, whole, beyond)
                 self._followed[key] = None if found is None else self._one(found)
             if (part := self._followed[key]) is not None:
                 calls = self._joined(self._space_parts, (number, origin), part, form.extents)

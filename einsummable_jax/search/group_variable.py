@@ -57,7 +57,9 @@ class GroupVariable:
 
     def _calls(self, state: int) -> DeviceCalls:
         if state < len(self.candidates):
-            return tuple((box,) for box in self.candidates.boxes(state))
+            boxes = self.candidates.boxes(state)
+            some = any(not box.is_empty for box in boxes)  # of an empty iteration space every call is empty
+            return tuple(() if some and box.is_empty else (box,) for box in boxes)
         number = state - len(self.candidates)
         if number < len(self.covers):
             return self.covers.boxes(number)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from einsummable_jax.search.coupling import Endpoint
 from einsummable_jax.search.device_memory import DeviceMemory, PlanMemory, binary
 from einsummable_jax.search.energy import Energy, Interner
 from einsummable_jax.search.memory import plan_memory
-from einsummable_jax.search.model import Endpoint, Model
+from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.search.solver import minimise
 

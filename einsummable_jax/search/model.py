@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,8 +22,9 @@ from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.carries import carry_calls
-from einsummable_jax.search.constrained import constrained_candidates, constraint_in
+from einsummable_jax.search.constrained import constrained_calls, constrained_tensors, constraint_in
 from einsummable_jax.search.cost import exchange_table
+from einsummable_jax.search.coupling import Coupling, Endpoint, PartsTable
 from einsummable_jax.search.cover_search import CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
@@ -32,6 +32,7 @@ from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
 from einsummable_jax.search.group_variable import GroupVariable
 from einsummable_jax.search.groups import Group, make_groups
 from einsummable_jax.search.kernel_cost import KernelCost
+from einsummable_jax.search.makespan import Branch, makespan, minimise_makespan
 from einsummable_jax.search.partial import (
     CarriedCalls,
     accepting,
@@ -44,6 +45,7 @@ from einsummable_jax.search.partial import (
 )
 from einsummable_jax.search.plan import Decomposition
 from einsummable_jax.search.pull_back import cover_tiles
+from einsummable_jax.search.solver import Solution, minimise
 from einsummable_jax.search.tile_layouts import (
     TileLayouts,
     add_tiles,
@@ -61,42 +63,6 @@ FORBIDDEN = {"time": 1e4, "bytes": 1e16}
 """Cost of what must not be, by objective: above any plan's, yet what is added to it is not lost."""
 BYTES_PER_SECOND_OF_TIME = 1.0
 """How many bytes a second of modelled time counts under the objective ``bytes``: breaks ties only."""
-
-
-PartsTable = Callable[[np.ndarray, TileLayouts, TileLayouts, float], np.ndarray]
-"""From costs between final layouts, with the layouts and the cost of what is forbidden, to costs of all."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """One use or the making of a tensor: for each state of a variable, which of the layouts.
-
-    Attributes:
-      variable: Number of the variable.
-      layouts: The distinct layouts.
-      index: The layout of each state.
-    """
-
-    variable: int
-    layouts: TileLayouts
-    index: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Coupling:
-    """A tensor on its way from one endpoint to another.
-
-    Attributes:
-      tensor: Number of the tensor.
-      made: Where it comes from.
-      used: Where it is needed.
-      price: Cost of the exchange for each pair of layouts; 0 where there is none.
-    """
-
-    tensor: int
-    made: Endpoint
-    used: Endpoint
-    price: np.ndarray
 
 
 class Model:
@@ -117,6 +83,7 @@ class Model:
       input_variables: The variable of each function input.
       output_variables: The variable of each function output: that of the input it comes back as, if any.
       couplings: The ways between makers and users, exchanges where layouts differ.
+      branch_of: The devices of each variable that only some may run.
     """
 
     def __init__(
@@ -140,6 +107,7 @@ class Model:
         self._layouts_of: dict[int, list[Layout]] = {}
         self._made: dict[int, Endpoint] = {}
         self.couplings: list[Coupling] = []
+        self.branch_of: dict[int, Branch] = {}
         self._used: dict[int, list[Endpoint]] = {}
         self._memo: dict[Any, Any] = {}
         self._carries = {carry.operation: carry for loop in graph.loops for carry in loop.carries}
@@ -170,7 +138,8 @@ class Model:
             *zip(self.graph.inputs, self._boundary.inputs, strict=True),
             *zip(self.graph.outputs, self._boundary.outputs, strict=True),
         )
-        return [(tensor, layout) for tensor, layout in pairs if layout is not None]
+        fixed = [(tensor, layout) for tensor, layout in pairs if layout is not None]
+        return [*fixed, *constrained_tensors(self.graph)]
 
     def _add_boundary(self) -> None:
         first_use: dict[int, int] = {}
@@ -264,6 +233,9 @@ class Model:
         variable = self.builder.variable(self._price(trips * (seconds + uneven)), group.members[0])
         choice = GroupVariable(group, candidates, covers, carried, seconds)
         self.group_variables[variable] = choice
+        # Without labels there is nothing to keep a call away from a device.
+        if len(devices) < self.topology.num_devices and group.extents:
+            self.branch_of[variable] = devices
         for member in group.members:
             operation = self.graph.operations[member]
             for position, tensor in enumerate(operation.operands):
@@ -320,8 +292,7 @@ class Model:
         shape = self.graph.tensors[self.graph.operations[group.members[0]].results[0]].shape
         key = ("constrained", shape, constraint)
         if key not in self._memo:
-            fixed = constrained_candidates(constraint, shape, group, self.topology.num_devices)
-            self._memo[key] = fixed, Covers((), len(group.extents), self.topology.num_devices)
+            self._memo[key] = constrained_calls(constraint, shape, group, self.topology.num_devices)
         return self._memo[key]
 
     def _carried(self, group: Group, flows_from: Sequence[FlowFrom]) -> CarriedCalls:
@@ -406,6 +377,9 @@ class Model:
             return
         lazy = any(accepting(use.layouts).any() for use in users.values())
         hub = self._delivered(made, list(users.values()), lazy)
+        around = {self.branch_of.get(end.variable) for end in (made, *users.values())}
+        if len(around) == 1 and (branch := around.pop()) is not None:
+            self.branch_of[hub.variable] = branch
         self._couple(made, hub, tensor, to_delivered if lazy else forbid_moving_parts)
         for use in users.values():
             if accepting(use.layouts).any():
@@ -449,6 +423,21 @@ class Model:
         return received_bytes + BYTES_PER_SECOND_OF_TIME * seconds
 
     # ---- results ---------------------------------------------------------------------------------
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether branches save time by running at once: not where devices share cores, nor under bytes."""
+        return self.objective == "time" and not self.topology.shared and bool(self.branch_of)
+
+    def minimise(self, progress: Callable[[str], None] | None = None) -> Solution:
+        """States of least cost, see `solver.minimise` and, for branches, `makespan.minimise_makespan`."""
+        if self._overlaps:
+            return minimise_makespan(self.energy, self.branch_of, self.builder.interner, progress)
+        return minimise(self.energy, interner=self.builder.interner, progress=progress)
+
+    def cost(self, states: Sequence[int]) -> float:
+        """What an assignment costs; of branches side by side the longest one counts."""
+        return makespan(self.energy, self.branch_of if self._overlaps else {}, states)
 
     def decompositions(self, states: Sequence[int]) -> list[Decomposition]:
         """The decomposition of every operation under an assignment of the energy's variables."""

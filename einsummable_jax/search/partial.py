@@ -24,7 +24,7 @@ from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.flows import Flow
 from einsummable_jax.search.groups import Group
 from einsummable_jax.search.plan import Carried, Spread
-from einsummable_jax.search.pull_back import label_intervals
+from einsummable_jax.search.pull_back import intervals_to_the_edge
 from einsummable_jax.search.tile_layouts import TileLayouts, touched_boxes, touches_exactly
 from einsummable_jax.search.tiles import Bounds, common, disjoint, volume
 
@@ -214,16 +214,8 @@ def _intervals(
     """
     if (start, stop) == (0, dim_map.extent):
         return {}
-    found = label_intervals(dim_map, extents, (start, stop))
-    if found is None or len(found) != 1:
-        return None
-    if len(dim_map.terms) != 1:
-        return found[0]
-    ((label, stride),) = dim_map.terms
-    low, high = found[0][label]
-    at_low, at_high = (start == 0, stop == dim_map.extent)[:: 1 if stride > 0 else -1]
-    low, high = (0 if at_low else max(low, 0)), (extents[label] if at_high else min(high, extents[label]))
-    return {label: (low, max(low, high))}
+    found = intervals_to_the_edge(dim_map, extents, (start, stop))
+    return found[0] if found is not None and len(found) == 1 else None
 
 
 def _whole_for_each_part(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 from einsummable_jax._files import write_atomically
-from einsummable_jax.graph import Graph, Recomputation
+from einsummable_jax.graph import SCAN_STACK, Graph, Recomputation
 from einsummable_jax.layout import Box, Demand, Layout, Monoid, Relation
 from einsummable_jax.search.device_memory import PlanMemory
 from einsummable_jax.search.memory import plan_memory
@@ -158,6 +159,26 @@ class Plan:
     def trips(self, exchange: PlannedExchange) -> int:
         """How often an exchange runs: once for each time that its tensor is made."""
         return self.graph.trips(self.graph.loop_of_tensor[exchange.tensor])
+
+    @functools.cached_property
+    def early_exchanges(self) -> frozenset[int]:
+        """The exchanges that run as soon as their tensor is there, not where it is first needed.
+
+        They are for operations that some devices have no share in. Those would come to the exchange after
+        work of their own, and the others would have to wait for what they send.
+        """
+        at_end = {carry.final for loop in self.graph.loops for carry in loop.carries}
+        at_end |= {t for op in self.graph.operations if op.primitive == SCAN_STACK for t in op.results}
+        return frozenset(
+            number
+            for number, exchange in enumerate(self.exchanges)
+            if exchange.version == 0 and exchange.tensor not in at_end and self._leaves_some_out(exchange)
+        )
+
+    def _leaves_some_out(self, exchange: PlannedExchange) -> bool:
+        if exchange.consumer is None or self.graph.operations[exchange.consumer].after is not None:
+            return False
+        return not all(self.decompositions[exchange.consumer].calls)
 
     @property
     def hands_on_contributions(self) -> bool:

@@ -48,16 +48,24 @@ def _touched(array_map: ArrayMap, box: Bounds) -> Bounds:
 
 
 @functools.lru_cache(maxsize=1 << 15)
-def calls_for(array_map: ArrayMap, extents: tuple[int, ...], tiles: DeviceBoxes) -> DeviceBoxes | None:
+def calls_for(
+    array_map: ArrayMap, extents: tuple[int, ...], tiles: DeviceBoxes, beyond: bool = False
+) -> DeviceBoxes | None:
     """The calls of each device that touch exactly its tiles of a tensor; None where no boxes do.
 
     Labels that the tensor lacks are not cut.
+
+    Args:
+      array_map: What a call touches of the tensor.
+      extents: Extent of each label.
+      tiles: The tiles of each device.
+      beyond: Whether calls beyond the tensor, as those of padding, belong to the tiles at its edges.
     """
     calls = []
     for boxes in tiles:
         found: list[Bounds] = []
         for box in boxes:
-            pieces = _calls_for_box(array_map, extents, box)
+            pieces = _calls_for_box(array_map, extents, box, beyond)
             if pieces is None:
                 return None
             found += pieces
@@ -65,10 +73,13 @@ def calls_for(array_map: ArrayMap, extents: tuple[int, ...], tiles: DeviceBoxes)
     return tuple(calls)
 
 
-def _calls_for_box(array_map: ArrayMap, extents: Sequence[int], box: Bounds) -> list[Bounds] | None:
+def _calls_for_box(
+    array_map: ArrayMap, extents: Sequence[int], box: Bounds, beyond: bool
+) -> list[Bounds] | None:
     choices: list[list[dict[int, tuple[int, int]]]] = []
     for dim_map, interval in zip(array_map, box, strict=True):
-        found = label_intervals(dim_map, extents, interval)
+        find = intervals_to_the_edge if beyond else label_intervals
+        found = find(dim_map, extents, interval)
         if found is None:
             return None
         choices.append(found)
@@ -105,6 +116,20 @@ def label_intervals(
         return None
     boxes = linear_boxes([extents[label] for label in run], start, stop)
     return [dict(zip(run, box, strict=True)) for box in boxes]
+
+
+def intervals_to_the_edge(
+    dim_map: DimMap, extents: Sequence[int], interval: tuple[int, int]
+) -> list[dict[int, tuple[int, int]]] | None:
+    """The same; what of a label is beyond the array belongs to the interval at that edge."""
+    found = label_intervals(dim_map, extents, interval)
+    if found is None or len(dim_map.terms) != 1:
+        return found
+    (start, stop), ((label, stride),) = interval, dim_map.terms
+    low, high = found[0][label]
+    at_low, at_high = (start == 0, stop == dim_map.extent)[:: 1 if stride > 0 else -1]
+    low, high = (0 if at_low else max(low, 0)), (extents[label] if at_high else min(high, extents[label]))
+    return [{label: (low, max(low, high))}]
 
 
 def merged_run(dim_map: DimMap, extents: Sequence[int]) -> tuple[int, ...] | None:

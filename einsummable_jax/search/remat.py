@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
-from einsummable_jax.graph import Graph, Recomputation
+from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, Graph, Recomputation
 from einsummable_jax.search.device_memory import DeviceMemory
 from einsummable_jax.search.memory import computed_by_readers, run_order
 from einsummable_jax.search.plan import Plan
@@ -39,8 +39,8 @@ def choose(
 ) -> tuple[Recomputation, ...]:
     """Recomputations that save ``excess_bytes`` at the plan's peak, or as many as there are.
 
-    Taken in the order of bytes saved per second of recomputation. In a graph with loops there are none: a
-    copy inside of a loop would be made anew at every step.
+    Taken in the order of bytes saved per second of recomputation. What a step of a loop makes is recomputed
+    within the same step; what one loop hands to another is not.
 
     Args:
       plan: A plan without recomputation that holds too much.
@@ -48,8 +48,6 @@ def choose(
       topology: The machine.
       excess_bytes: Bytes to save on the fullest device.
     """
-    if plan.graph.loops:
-        return ()
     return _Chooser(plan, groups, topology).choose(MARGIN * excess_bytes)
 
 
@@ -71,6 +69,14 @@ class _Chooser:
         self.held = {held.tensor: held.bytes for held in self.fullest.held if held.kind == "made"}
         self.there = {*self.graph.inputs, *self.graph.literals}
         self.by_readers = computed_by_readers(plan, groups)
+        carries = [(loop, carry) for loop in self.graph.loops for carry in loop.carries]
+        self.handed_on = {carry.next for _, carry in carries}
+        # What exists when a loop is over, and the last operation of the loop.
+        self.after_loop = {carry.final: loop.stop - 1 for loop, carry in carries}
+        for index, loop in enumerate(self.graph.loop_of_operation):
+            operation = self.graph.operations[index]
+            if operation.primitive == SCAN_STACK and loop is not None:
+                self.after_loop[operation.results[0]] = self.graph.loops[loop].stop - 1
 
     def choose(self, wanted_bytes: float) -> tuple[Recomputation, ...]:
         """From what is held; where that saves too little, from what cannot itself be recomputed."""
@@ -101,7 +107,9 @@ class _Chooser:
         while waiting:
             wanted = waiting.pop()
             readers = self.readers.get(wanted, [])
-            if wanted in self.graph.outputs:
+            level = self.graph.loop_of_tensor[wanted]
+            elsewhere = any(self.graph.loop_of_operation[reader] != level for reader in readers)
+            if wanted in self.graph.outputs or wanted in self.handed_on or elsewhere:
                 return {}
             if late := [r for r in readers if self.step_of[r] > self.now]:
                 found[wanted] = late
@@ -128,7 +136,7 @@ class _Chooser:
         """The cheap operations that make a tensor from tensors held at the peak, and those tensors."""
         operations: set[int] = set()
         leaves: set[int] = set()
-        waiting = [tensor]
+        level, waiting = self.graph.loop_of_tensor[tensor], [tensor]
         while waiting:
             wanted = waiting.pop()
             if wanted in self.there:
@@ -136,7 +144,9 @@ class _Chooser:
             if wanted != tensor and wanted in self.held and wanted not in through:
                 leaves.add(wanted)
                 continue
-            index = self.producer[wanted]
+            index = self.producer.get(wanted)
+            if index is None or self.graph.loop_of_operation[index] != level:
+                return None
             if not self._is_cheap(index) or len(operations) >= LONGEST_CHAIN:
                 return None
             if index not in operations:
@@ -146,26 +156,31 @@ class _Chooser:
 
     def _is_cheap(self, index: int) -> bool:
         operation = self.graph.operations[index]
-        return operation.spec.elementwise and operation.after is None
+        links = (SCAN_CARRY, SCAN_SLICE, SCAN_STACK)
+        return operation.spec.elementwise and operation.after is None and operation.primitive not in links
 
     def _late_tensor(self, tensor: int, reader: int) -> int | None:
-        """What the first late reader waits for beside the tensor: the last product or the like to end."""
-        found: set[int] = set()
+        """What the first late reader waits for beside the tensor: the last product, loop or such to end."""
+        found: dict[int, int] = {}
         seen: set[int] = {tensor}
+        level = self.graph.loop_of_operation[reader]
         waiting = [t for t in self.graph.operations[reader].operands if t != tensor]
         while waiting:
             wanted = waiting.pop()
-            if wanted in seen or wanted not in self.producer:
+            index = self.after_loop.get(wanted, self.producer.get(wanted))
+            if wanted in seen or index is None or self.step_of[index] <= self.now:
                 continue
             seen.add(wanted)
-            index = self.producer[wanted]
-            if self.step_of[index] <= self.now:
+            if wanted in self.after_loop:
+                if self._is_number(wanted):
+                    found[wanted] = index
+            elif self.graph.loop_of_operation[index] != level:
                 continue
-            if not self.graph.operations[index].spec.elementwise and self._is_number(wanted):
-                found.add(wanted)
+            elif not self.graph.operations[index].spec.elementwise and self._is_number(wanted):
+                found[wanted] = index
             else:
                 waiting.extend(self.graph.operations[index].operands)
-        return max(found, key=lambda t: self.producer[t], default=None)
+        return max(found, key=lambda t: found[t], default=None)
 
     def _is_number(self, tensor: int) -> bool:
         dtype = self.graph.tensors[tensor].dtype
@@ -178,7 +193,7 @@ class _Chooser:
             result = graph.tensors[operation.results[0]]
             arithmetic = operation.spec.flops / self.topology.flop_rate(result.dtype)
             total += arithmetic / (1 if self.topology.shared else self.num_devices)
-        return total
+        return total * graph.trips(graph.loop_of_operation[operations[0]])
 
 
 def _greedy(candidates: Sequence[_Candidate], wanted_bytes: float) -> tuple[tuple[Recomputation, ...], float]:

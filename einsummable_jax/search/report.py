@@ -98,6 +98,7 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         *_table([r.cells() for r in rows], total.cells()),
         _memory_line(plan),
         *_recomputed_lines(plan),
+        *_branch_lines(plan),
         f"cost {plan.cost * scale:.6g} {unit}, proven to be at most {gap:.2%} above the least",
     ]
     without_rule = [op for op in plan.graph.operations if not op.spec.has_rule]
@@ -105,6 +106,16 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         lines.append("replicated, having no rule:")
         lines += [f"  {op.primitive} at {op.source or 'unknown line'}" for op in without_rule]
     return "\n".join(lines)
+
+
+def _branch_lines(plan: Plan) -> list[str]:
+    """Which devices run independent branches."""
+    branches = plan.statistics.get("side_by_side")
+    if not branches:
+        return []
+    devices = " | ".join(f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0]) for ranks in branches)
+    longest = ", of which the longest counts" if plan.objective == "time" else ""
+    return [f"branches at once on devices {devices}{longest}"]
 
 
 def _recomputed_lines(plan: Plan) -> list[str]:

@@ -19,7 +19,6 @@ from einsummable_jax.search.memory_limit import MemoryLimitError, fit
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.plan import Plan
 from einsummable_jax.search.remat import choose
-from einsummable_jax.search.solver import minimise
 from einsummable_jax.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -42,8 +41,9 @@ def search(
     Args:
       graph: What to plan.
       topology: The machine; its device count is the plan's.
-      objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other. ``"bytes"``:
-        bytes exchanged, all contractions cut among all devices (EinDecomp, arXiv 2410.02682).
+      objective: ``"time"``: modelled seconds of kernels and exchanges, one after the other, but for
+        independent branches side by side on devices of their own. ``"bytes"``: bytes exchanged, all
+        contractions cut among all devices (EinDecomp, arXiv 2410.02682).
       progress: Told about steps that take over a second; by default they are logged.
       boundary: What the layouts of inputs and results may be; by default the search chooses among those
         that a `NamedSharding` can hold.
@@ -81,7 +81,7 @@ class _Solved:
         """The plan of another assignment of the model's variables."""
         return dataclasses.replace(
             _assembled(self.model, states),
-            cost=self.model.energy.value(states),
+            cost=self.model.cost(states),
             lower_bound=self.plan.lower_bound,
             statistics=self.plan.statistics,
             donated=self.plan.donated,
@@ -113,13 +113,11 @@ class _Task:
         if built - started > 1.0:
             choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
             self.progress(f"search: {choices} choices, costs between {couplings} pairs of them")
-        solution = minimise(model.energy, interner=model.builder.interner, progress=self.progress)
+        solution = model.minimise(self.progress)
         lower_bound = solution.lower_bound
-        # A sum of seconds cannot see that branches run at once; balanced work makes bytes comparable.
-        placements = side_by_side(graph, model.groups, self.topology.num_devices)
-        for devices in placements if self.objective == "bytes" else ():
+        for devices in side_by_side(graph, model.groups, self.topology.num_devices):
             other = Model(graph, self.topology, self.objective, self.boundary, devices)
-            found = minimise(other.energy, interner=other.builder.interner, progress=self.progress)
+            found = other.minimise(self.progress)
             lower_bound = min(lower_bound, found.lower_bound)
             if found.cost < solution.cost:
                 model, solution = other, found
@@ -130,6 +128,7 @@ class _Task:
             "states": sum(len(unary) for unary in model.energy.unaries),
             "core_variables": solution.core_variables,
             "solver": solution.solver,
+            "side_by_side": sorted(set(model.branch_of.values())),
         }
         logger.info(
             "searched %d operations: cost %.6g, bound %.6g, %s",

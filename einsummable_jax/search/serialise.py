@@ -130,8 +130,8 @@ def describe(graph: Graph) -> Iterator[str]:
 def _with_recomputed(lines: list[str], graph: Graph, recomputed: Sequence[Recomputation]) -> Graph:
     """The graph that a plan is of; ``graph`` itself if it is a plan's already, or not this plan's at all."""
     copies = sum(len(each.operations) for each in recomputed)
-    boundary_lines = 3
-    fits = len(lines) == len(graph.operations) + copies + boundary_lines and all(
+    other_lines = 3 + len(graph.loops)
+    fits = len(lines) == len(graph.operations) + copies + other_lines and all(
         each.tensor in graph.operations[index].results
         for each in recomputed
         for index in each.operations[-1:]

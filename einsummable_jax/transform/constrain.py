@@ -9,7 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from einsummable_jax._compat import source_info_util
 from einsummable_jax.graph import constrain_p, without_open_dims
-from einsummable_jax.transform.layouts import ACCEPTED, LAYOUTS, as_sharding, broadcast
+from einsummable_jax.layout import Relation
+from einsummable_jax.transform.layouts import ACCEPTED, LAYOUTS, as_sharding, broadcast, of_relation
 
 source_info_util.register_exclusion(__file__)  # reports name the line that calls `constrain`
 
@@ -25,15 +26,17 @@ def constrain(x: Any, layout: Any) -> Any:
     Args:
       x: An array or a pytree of arrays. Typed PRNG keys are passed by.
       layout: A `NamedSharding` over the devices of the plan, a `PartitionSpec` for the mesh that is set
-        (`jax.set_mesh`), a layout of `einsummable_jax.layout`, or None: free. Or a pytree of these that is a
-        prefix of ``x``. Dimensions that a spec leaves ``UNCONSTRAINED`` are free.
+        (`jax.set_mesh`), a layout of `einsummable_jax.layout` or a `Relation`: any tiles, several or none on
+        a device, or None: free. Or a pytree of these that is a prefix of ``x``. Dimensions that a spec leaves
+        ``UNCONSTRAINED`` are free.
 
     Returns:
       The same values.
 
     Raises:
-      ValueError: If ``layout`` is no prefix of ``x``, a `PartitionSpec` is given without a mesh, or (when the
-        distributed function is planned) a layout is over other devices or does not fit its array.
+      ValueError: If ``layout`` is no prefix of ``x``, a `PartitionSpec` is given without a mesh, a `Relation`
+        is of another shape or of contributions, or (when the distributed function is planned) a layout is
+        over other devices or does not fit its array.
       TypeError: If a leaf of ``layout`` is none of the above.
     """
     leaves, tree = jax.tree_util.tree_flatten(x)
@@ -45,6 +48,8 @@ def _constrain(leaf: Any, target: Any) -> Any:
     if target is None:
         return leaf
     rank = jax.numpy.ndim(leaf)
+    if isinstance(target, Relation):
+        target = of_relation(target, jax.numpy.shape(leaf))
     if isinstance(target, PartitionSpec):
         target = as_sharding(target, "constrain")
     dims = tuple(range(rank))

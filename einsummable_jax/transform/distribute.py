@@ -277,7 +277,8 @@ def distribute(
       in_layouts: Layouts of arguments that are fixed, given as ``in_shardings`` of `jax.jit` are: a pytree
         that is a prefix of the tuple of positional arguments (static ones left out), or one entry for all.
         Entries are None: the search chooses; a `NamedSharding` over exactly the devices, with any mesh; a
-        `PartitionSpec` for the mesh that is set (`jax.set_mesh`); or a layout of `einsummable_jax.layout`.
+        `PartitionSpec` for the mesh that is set (`jax.set_mesh`); or a layout or a `Relation` of
+        `einsummable_jax.layout`, with several tiles on a device if need be: a `TiledArray` comes and goes.
         Arguments that already have their sharding are taken without copying. Keyword arguments are free.
       out_layouts: The same for results: a prefix of the result. A result fixed by a sharding has that one.
         Under `jax.vmap` and in the transposed part of a derivative nothing is fixed.

@@ -14,6 +14,7 @@ from einsummable_jax.layout import (
     Layout,
     MeshLayout,
     PlacedLayout,
+    Relation,
     TiledLayout,
     alike,
     layout_of,
@@ -22,7 +23,7 @@ from einsummable_jax.layout import (
 )
 
 LAYOUTS = (MeshLayout, PlacedLayout, TiledLayout)
-ACCEPTED = "a NamedSharding, a PartitionSpec, a layout of einsummable_jax.layout, or None"
+ACCEPTED = "a NamedSharding, a PartitionSpec, a layout or a Relation of einsummable_jax.layout, or None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,21 @@ def paired(
 
 
 def _is_leaf(node: Any) -> bool:
-    return node is None or isinstance(node, (PartitionSpec, Sharding, *LAYOUTS))
+    return node is None or isinstance(node, (PartitionSpec, Sharding, Relation, *LAYOUTS))
+
+
+def of_relation(relation: Relation, shape: tuple[int, ...]) -> TiledLayout:
+    """The layout of an array of ``shape`` that a relation stands for; its dtype does not matter.
+
+    Raises:
+      ValueError: If it is of another shape, or of contributions.
+    """
+    if relation.shape != tuple(shape):
+        raise ValueError(
+            f"a relation of shape {relation.shape} for an array of shape {tuple(shape)}; give one of the "
+            "array's shape"
+        )
+    return TiledLayout.of_relation(relation)
 
 
 def broadcast(what: str, prefix: Any, full: Any, of: str) -> list[Any]:
@@ -176,6 +191,8 @@ class Requests:
         if isinstance(target, Sharding):
             _check_closed(target)
             return Fixed(layout_of(target, shape, self.devices), target)
+        if isinstance(target, Relation):
+            target = of_relation(target, shape)
         if not isinstance(target, LAYOUTS):
             raise TypeError(f"found a {type(target).__name__}, expected {ACCEPTED}")
         problem = misfit(target, shape, len(self.devices))

@@ -1,0 +1,167 @@
+"""What devices that share one memory pay beside bytes and arithmetic: short runs, and slow loops."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from einsummable_jax.exchange import synthesise
+from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.layout import Box, Demand, Relation
+from einsummable_jax.search import search
+from einsummable_jax.search.candidates import mesh_candidates
+from einsummable_jax.search.cost import exchange_table
+from einsummable_jax.search.groups import make_groups
+from einsummable_jax.search.kernel_cost import SLOW_LOOPS, KernelCost
+from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
+from einsummable_jax.topology import Topology, machine
+
+P = 4
+ITEMSIZE = 4
+RUN_S = 1e-6
+SHARED = Topology("host", P, 1e10, 1e10, 3e-5, {"default": 1e11}, 2e10, 1e10, 2e-6, shared=True, run_s=RUN_S)
+FREE_RUNS = dataclasses.replace(SHARED, run_s=0.0)
+
+
+def layouts(shape: tuple[int, ...], *cuts: tuple[int, ...]) -> TileLayouts:
+    """One box per device in each: ``cuts`` has in how many parts each dimension is cut."""
+    boxes = []
+    for cut in cuts:
+        cells = [np.unravel_index(rank % int(np.prod(cut)), cut) for rank in range(P)]
+        boxes.append(
+            [
+                [(n // c * i, n // c * (i + 1)) for n, c, i in zip(shape, cut, cell, strict=True)]
+                for cell in cells
+            ]
+        )
+    bounds = np.array(boxes, np.int64)
+    return TileLayouts(shape, bounds, np.zeros(bounds.shape[:2], np.int64), np.ones(len(cuts), np.int64))
+
+
+def seconds_of_runs(held: TileLayouts, needed: TileLayouts) -> np.ndarray:
+    """What runs add to the modelled time of an exchange."""
+    with_runs, without = (exchange_table(held, needed, ITEMSIZE, t).seconds for t in (SHARED, FREE_RUNS))
+    return with_runs - without
+
+
+def expected_seconds(elements: int, run_elements: int) -> float:
+    """An exchange reads and writes each element that it delivers."""
+    return 2 * elements / run_elements * RUN_S
+
+
+@pytest.mark.parametrize(
+    ("shape", "held", "needed", "run_elements"),
+    [
+        ((64, 32), (4, 1), (1, 1), 16 * 32),  # whole rows, one after the other
+        ((64, 32), (1, 4), (1, 1), 8),  # a quarter of each row
+        ((64, 32), (1, 4), (4, 1), 8),
+        ((64, 32), (2, 2), (1, 4), 8),
+        ((64, 32), (1, 1), (4, 1), None),  # there already
+        ((8, 16, 32), (1, 4, 1), (4, 1, 1), 4 * 32),
+        ((8, 16, 32), (4, 1, 1), (2, 1, 1), 2 * 16 * 32),
+    ],
+)
+def test_an_exchange_pays_for_each_run_of_consecutive_elements(shape, held, needed, run_elements):
+    delivered = P * int(np.prod(shape)) // int(np.prod(needed))
+    (seconds,) = seconds_of_runs(layouts(shape, held), layouts(shape, needed)).ravel()
+    assert seconds == pytest.approx(expected_seconds(delivered, run_elements) if run_elements else 0.0)
+
+
+def test_each_pair_of_layouts_has_runs_of_its_own():
+    """Where one pair's runs end, those of others go on."""
+    shape, cuts = (8, 16, 32), [(1, 1, 4), (4, 1, 1), (1, 4, 1), (2, 1, 2), (1, 1, 1)]
+    together = seconds_of_runs(layouts(shape, *cuts), layouts(shape, *cuts))
+    alone = [[seconds_of_runs(layouts(shape, a), layouts(shape, b)).item() for b in cuts] for a in cuts]
+    np.testing.assert_allclose(together, alone)
+
+
+def test_runs_of_several_tiles_are_those_of_the_longest():
+    """Two tiles of rows on each device: half as many rows in a run."""
+    shape, rows = (64, 32), 64 // (2 * P)
+    tiles = tuple(
+        tuple((((start, start + rows), (0, 32)), 0) for start in (rank * rows, (P + rank) * rows))
+        for rank in range(P)
+    )
+    none = layouts(shape, (1, 1)).take(np.zeros(0, np.int64))
+    several, _ = add_tiles(none, [tiles])
+    (seconds,) = seconds_of_runs(several, layouts(shape, (1, 1))).ravel()
+    assert seconds == pytest.approx(expected_seconds(P * 64 * 32, rows * 32))
+
+
+def test_the_model_counts_the_runs_of_the_program_that_is_made():
+    """Columns onto rows: both count the rows of each block."""
+    shape, held, needed = (64, 32), (1, 4), (4, 1)
+    sides = [layouts(shape, cut).boxes[0] for cut in (held, needed)]
+    boxes = [[[Box(tuple(map(tuple, box)))] for box in side.tolist()] for side in sides]
+    source = Relation.from_device_tiles(shape, np.dtype("float32"), [[(b, 0)] for (b,) in boxes[0]])
+    program = synthesise(Demand(source, tuple(map(tuple, boxes[1]))), SHARED)
+    (seconds,) = seconds_of_runs(layouts(shape, held), layouts(shape, needed)).ravel()
+    assert program.runs * RUN_S == pytest.approx(seconds)
+
+
+def graph_of(function, *shapes: tuple[int, ...]) -> Graph:
+    return build_graph(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
+
+
+def exchange_runs(plan, topology: Topology) -> list[int]:
+    return [synthesise(exchange.demand, topology).runs for exchange in plan.exchanges]
+
+
+def test_a_plan_avoids_short_runs():
+    """Where rows cost, contributions to a tall result are added up in fewer of them."""
+    graph = graph_of(lambda x, y: jnp.sin(x @ y) @ jnp.cos(x @ y).T, (512, 2048), (2048, 8))
+    free, priced = (search(graph, topology) for topology in (FREE_RUNS, SHARED))
+    assert sum(exchange_runs(priced, SHARED)) < sum(exchange_runs(free, SHARED))
+
+
+# ---- slow loops ------------------------------------------------------------------------------------
+
+
+def memory_seconds(function, topology: Topology, *shapes: tuple[int, ...]) -> float:
+    """Modelled time of the one kernel of a function run whole, without its arithmetic and fixed cost."""
+    graph = graph_of(function, *shapes)
+    (group,) = make_groups(graph)
+    rate = dict.fromkeys(topology.flops, 1e30)
+    topology = dataclasses.replace(topology, flops=rate, kernel_s=0.0)
+    whole = mesh_candidates(group.extents, group.cuttable, topology.num_devices).take(np.array([0]))
+    (seconds,) = KernelCost(graph, topology).seconds(group, whole)
+    return float(seconds)
+
+
+def copy_seconds(topology: Topology, elements: int) -> float:
+    work = elements * ITEMSIZE / topology.memory_bandwidth
+    return work * (topology.num_devices if topology.shared else 1)
+
+
+N = 96
+SLOW = {
+    "exp": (jnp.exp, 2 * N * N),
+    "tanh": (jnp.tanh, 2 * N * N),
+    "sum": (lambda x: jnp.sum(x, axis=1), N * N + N),
+    "max": (lambda x: jnp.max(x, axis=0), N * N + N),
+    "cumsum": (lambda x: jnp.cumsum(x, axis=1), 2 * N * N),
+}
+FAST = {
+    "add": (lambda x, y: x + y, 3 * N * N),
+    "negate": (lambda x: -x, 2 * N * N),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_loop_counts_four_times_on_shared_machines_only(name):
+    function, elements = SLOW[name]
+    assert SLOW_LOOPS == 4
+    assert memory_seconds(function, SHARED, (N, N)) == pytest.approx(4 * copy_seconds(SHARED, elements))
+    gpus = machine("dgx_a100", P)
+    assert memory_seconds(function, gpus, (N, N)) == pytest.approx(copy_seconds(gpus, elements))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_fast_loop_counts_as_a_copy(name):
+    function, elements = FAST[name]
+    arrays = [(N, N)] * (elements // (N * N) - 1)
+    for topology in (SHARED, machine("dgx_a100", P)):
+        seconds = memory_seconds(function, topology, *arrays)
+        assert seconds == pytest.approx(copy_seconds(topology, elements))
