@@ -87,7 +87,7 @@ def packed(demand: Demand, topology: Topology, rounds: int, lag: int, stream: bo
     return None if plan is None else routed(demand, flow, plan)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(demands(), st.data())
 def test_packed_programs_deliver_and_keep_to_the_bounds(demand, data):
     topology = data.draw(uneven_links(demand.source.num_devices))
