@@ -89,6 +89,12 @@ def measure(
     return [tags | row for row in (*rows[:-1], *skipped, rows[-1])]
 
 
+def temporary_bytes(compiled: Any) -> int | None:
+    """What XLA allocates beside arguments and results, on each device; None where it does not say."""
+    analysis = compiled.memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes
+
+
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
     times = {row["program"]: row["median_ms"] for row in rows}
     ours_ms = times[OURS]
@@ -120,12 +126,14 @@ def _baseline(
     reference: list[np.ndarray],
 ) -> Program:
     built = build(BASELINES[name](config, workload, len(devices)), config, workload, devices)
-    module = hlo.parse(built.compile().as_text() or "")
+    compiled = built.compile()
+    module = hlo.parse(compiled.as_text() or "")
     call = _caller(built.function, _own(built.place(arguments), workload))
     difference = _difference(name, _leaves(built.unrepeat(call())), reference, config)
     row = {
         "collective_bytes": hlo.collective_bytes(module),
         "collectives": len(hlo.collectives(module)),
+        "temporary_bytes": temporary_bytes(compiled),
         "max_relative_difference": difference,
     }
     return Program(name, call, row)
@@ -150,6 +158,7 @@ def _ours(
         "predicted_exchange_bytes": sum(plan.received_bytes()),
         "counted_exchange_bytes": counted,
         "exchanges": len(plan.exchanges),
+        "temporary_bytes": temporary_bytes(function.lower(*arguments).compile()),
         "max_relative_difference": _difference(OURS, _leaves(result), reference, config),
     }
     return Program(OURS, call, row)

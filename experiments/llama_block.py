@@ -86,7 +86,7 @@ def _disagreements(rows: Iterable[dict[str, Any]]) -> str:
 def _print_measured(rows: list[dict[str, Any]]) -> None:
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
         if "skipped" in row:
-            return row["program"], "-", "-", "", "", "", f"skipped: {row['skipped']}"
+            return row["program"], "-", "-", "", "", "", "", f"skipped: {row['skipped']}"
         moved = row.get("collective_bytes", row.get("counted_exchange_bytes", 0))
         return (
             row["program"],
@@ -94,13 +94,14 @@ def _print_measured(rows: list[dict[str, Any]]) -> None:
             f"{row['minimum_ms']:.2f}",
             f"{moved / 1e6:.3f}",
             f"{row['predicted_exchange_bytes'] / 1e6:.3f}" if "predicted_exchange_bytes" in row else "",
+            f"{row['temporary_bytes'] / 1e6:.1f}" if row.get("temporary_bytes") is not None else "",
             f"{row['max_relative_difference']:.1e}" if "max_relative_difference" in row else "",
             _ratios(row),
         )
 
     what = f"LLaMA block {rows[0]['workload']}, {rows[0]['dtype']}"
     title = f"{what}, measured on {common.DEVICES.value} CPU devices"
-    columns = ("program", "median ms", "min ms", "moved MB", "predicted MB", "difference", "")
+    columns = ("program", "median ms", "min ms", "moved MB", "predicted MB", "temporary MB", "difference", "")
     common.print_table(title, columns, map(cells, rows))
 
 

@@ -144,6 +144,19 @@ def test_traced_mask():
     check(lambda q, k, v, mask: attention(q, k, v, mask), q, k, v, mask, passes=1)
 
 
+def test_mask_closed_over():
+    """An array of the program: what it leaves out is left out."""
+    q, k, v = draw_heads("mha", 64, 64)
+    mask = np.zeros((64, 64), bool)
+    for start, stop in ((0, 17), (17, 40), (40, 64)):
+        mask[start:stop, start:stop] = True
+    function = lambda q, k, v: attention(q, k, v, mask)  # noqa: E731
+    distributed = distribute(function, devices=jax.devices()[:2])
+    (op,) = streamed(distributed.plan(q, k, v).graph)
+    assert "%" in op.params["how"]
+    np.testing.assert_allclose(distributed(q, k, v), jax.jit(function)(q, k, v), rtol=2e-5, atol=2e-5)
+
+
 def test_bias_and_cap():
     q, k, v = draw_heads("gqa", 40, 60)
     bias = jnp.asarray(np.random.default_rng(3).standard_normal((40, 60)), jnp.float32)

@@ -20,6 +20,7 @@ from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.topology import Topology, TopologyError, as_topology
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
 from einsummable_jax.transform.given_plan import plan_text
+from einsummable_jax.transform.known import known_values
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.planner import Options, prepare
@@ -195,7 +196,13 @@ class Distributed:
     def _make_plan(self, program: Program) -> Traced:
         donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
         lowerable = prepare(
-            program.jaxpr, self._options, program.input_names, program.state, donated, program.fixed
+            program.jaxpr,
+            self._options,
+            program.input_names,
+            program.state,
+            donated,
+            program.fixed,
+            known_values(program.constants),
         )
         given_in, given_out = (
             [fixed and fixed.sharding for fixed in side]

@@ -19,6 +19,7 @@ from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Boundary, Plan, search
 from einsummable_jax.topology import Topology
 from einsummable_jax.transform.given_plan import given_plan
+from einsummable_jax.transform.known import KnownArray
 from einsummable_jax.transform.layouts import FixedLayouts
 from einsummable_jax.transform.plan_cache import cached_plan
 from einsummable_jax.transform.progress import step
@@ -125,6 +126,7 @@ def prepare(
     state: Any = (),
     donated: tuple[int, ...] = (),
     fixed: FixedLayouts | None = None,
+    known: tuple[tuple[int, KnownArray], ...] = (),
 ) -> Lowerable:
     """Plan a closed jaxpr without constants.
 
@@ -135,12 +137,14 @@ def prepare(
       state: Pairs (input, output) that must keep one layout.
       donated: Positions of the inputs whose buffers results may take over.
       fixed: Layouts of inputs and results that the search may not choose.
+      known: Inputs that always have one value, by position.
 
     Raises:
       MemoryLimitError: If no plan is found that fits the memory of the devices.
     """
     began = time.perf_counter()
-    graph = stream(build_graph(jaxpr, list(names) or None, state, options.devices))
+    graph = build_graph(jaxpr, list(names) or None, state, options.devices)
+    graph = stream(graph, known={graph.inputs[position]: array.value for position, array in known})
     plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):

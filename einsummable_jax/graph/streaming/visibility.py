@@ -22,7 +22,7 @@ from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 
 MASKED = -1e9
 """A score of at most this is one that a mask has taken away; the exponential of what is left of it is 0."""
-MAX_STATIC = 1 << 22
+MAX_STATIC = 1 << 25
 """Arrays of more elements are not computed while planning."""
 
 Bounds = tuple[np.ndarray, np.ndarray]
