@@ -18,6 +18,8 @@ from attention_programs import (
     window,
     with_gradients,
 )
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
@@ -214,3 +216,26 @@ def test_distributed(num_devices):
     assert streamed(distributed.plan(q, k, v).graph)
     for ours, theirs in zip(distributed(q, k, v), jax.jit(function)(q, k, v), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_decoding_cuts_the_cache_along_keys():
+    """One sequence, one key/value head: partial softmaxes of all devices are put together."""
+
+    def decode(q, k, v, position):
+        scores = jnp.einsum("bkgh,btkh->bkgt", q, k) * q.shape[-1] ** -0.5
+        scores = jnp.where(jnp.arange(k.shape[1]) <= position, scores, -1e30)
+        return jnp.einsum("bkgt,btkh->bkgh", jax.nn.softmax(scores), v)
+
+    def shapes(tokens):
+        cache = jax.ShapeDtypeStruct((1, tokens, 1, 128), jnp.float32)
+        return jax.ShapeDtypeStruct((1, 1, 32, 128), jnp.float32), cache, cache, jax.ShapeDtypeStruct((), int)
+
+    plan = distribute(decode, topology="dgx_a100").plan(*shapes(131072))
+    products = [i for i, op in enumerate(plan.graph.operations) if op.primitive == "dot_general"]
+    assert [plan.decompositions[i].words for i in products] == ["n:8", "k:8"]
+    draw = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(draw.standard_normal(s.shape), s.dtype) for s in shapes(200)[:3])
+    along_keys = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), P(None, "x"))
+    distributed = distribute(decode, in_layouts=(None, along_keys, along_keys, None))
+    args = (q, k, v, jnp.int32(150))
+    np.testing.assert_allclose(distributed(*args), jax.jit(decode)(*args), rtol=2e-5, atol=2e-5)
