@@ -10,6 +10,7 @@ from attention_programs import (
     MASKS,
     NORMALISATIONS,
     attention,
+    blocks,
     causal,
     draw_heads,
     like_flax,
@@ -126,11 +127,28 @@ def test_softmax_is_one_pass():
 def test_masked_tiles_are_left_out():
     q, k, v = draw_heads("mha", 128, 128)
     flops = {}
-    for mask in (nothing, causal, window):
+    for mask in (nothing, causal, window, blocks):
         graph = check(lambda q, k, v, mask=mask: attention(q, k, v, mask(128, 128)), q, k, v, passes=1)
         flops[mask] = streamed(graph)[0].spec.flops
     assert flops[causal] < 0.6 * flops[nothing]
+    assert flops[blocks] < 0.7 * flops[nothing]
     assert flops[window] < 0.3 * flops[nothing]
+
+
+@pytest.mark.parametrize("mask", [m for m in MASKS if m not in (nothing, blocks)])
+@pytest.mark.parametrize("s, t", [(45, 45), (37, 90)])
+def test_hulls_hold_all_that_is_seen(mask, s, t):
+    q, k, v = draw_heads("mha", s, t)
+    graph = stream(build_graph(jax.make_jaxpr(lambda q, k, v: attention(q, k, v, mask(s, t)))(q, k, v)))
+    (op,) = streamed(graph)
+    seen = np.array(mask(s, t))
+    seen[~seen.any(axis=1)] = True
+    _, hull = op.spec.within
+    for row in range(s):
+        low, high = hull.interval(row, row + 1)
+        assert not seen[row, :low].any() and not seen[row, high:].any()
+    points = hull.points(np.array([[0, s]]), np.array([[0, t]]))
+    assert points == sum(high - low for low, high in (hull.interval(row, row + 1) for row in range(s)))
 
 
 @pytest.mark.parametrize("fill", [-1e30, -np.inf, np.finfo(np.float32).min])

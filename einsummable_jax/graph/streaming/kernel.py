@@ -175,7 +175,16 @@ class _Sweep:
                 within = [*sizes]
                 within[self.inner] = size
                 starts = tuple(start + offset for start, offset in zip(self.starts, there, strict=True))
-                return self._step(_Tile(tuple(within), tuple(there), starts), carried, columns)
+                tile = _Tile(tuple(within), tuple(there), starts)
+                if self.kernel.seen.holes is None:
+                    return self._step(tile, carried, columns)
+                return lax.cond(
+                    self._is_hole(tile),
+                    lambda *state: state,
+                    lambda *s: self._step(tile, *s),
+                    carried,
+                    columns,
+                )
 
             if low is None and count == 1:
                 carried, columns = step(np.int32(0), (carried, columns))
@@ -192,6 +201,12 @@ class _Sweep:
         low, high = seen.hull(starts, [sizes[x] for x in self.outer])
         own = jnp.asarray(self.starts[self.inner], jnp.int32)
         return lax.max(low - own, np.int32(0)), lax.max(high - own, np.int32(0))
+
+    def _is_hole(self, tile: _Tile) -> Any:
+        """Whether a tile holds nothing."""
+        starts = [jnp.asarray(tile.starts[x], jnp.int32) for x in self.outer]
+        sizes = [tile.sizes[x] for x in self.outer]
+        return self.kernel.seen.is_hole(starts, sizes, tile.starts[self.inner], tile.sizes[self.inner])
 
     # ---- one tile ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -28,6 +29,8 @@ TILE_ELEMENTS = 1 << 16
 """Elements of a tile of a large tensor: a few such tiles fit the cache of one core."""
 BLOCK = 128
 """Visibility is known for blocks of so many positions along each label."""
+WORTHWHILE = 0.9
+"""Holes in hulls are left out where they leave at most this share of the work."""
 LONGEST_TILE = 256
 """Longer tiles reuse what they read no better."""
 
@@ -60,7 +63,9 @@ class Visibility:
         1 where all blocks are alike.
       high: Position after its last.
       blocks: Extent of a block along each label but the inner one.
-      share: Part of the whole space that lies within the hulls.
+      share: Part of the whole space that is swept.
+      holes: Where hulls have holes worth leaving out: whether a cell holds nothing, with a last axis for the
+        blocks of the inner label.
     """
 
     inner: int
@@ -68,28 +73,54 @@ class Visibility:
     high: np.ndarray
     blocks: tuple[int, ...]
     share: float
+    holes: np.ndarray | None = None
 
     @property
     def trivial(self) -> bool:
         """Whether nothing is left out."""
-        return self.share == 1.0
+        return self.share == 1.0 and self.holes is None
 
     def hull(self, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
         """The hull for a box of the outer labels: ``low`` and ``high``, as traced integers."""
-        firsts, counts = [], []
+        firsts, counts = self._cells(starts, sizes)
+        axes = tuple(range(self.low.ndim))
+        low = lax.dynamic_slice(self.low.astype(np.int32), firsts, counts)
+        high = lax.dynamic_slice(self.high.astype(np.int32), firsts, counts)
+        return lax.reduce_min(low, axes), lax.reduce_max(high, axes)
+
+    def is_hole(self, starts: Sequence[Any], sizes: Sequence[int], start: Any, size: int) -> Any:
+        """Whether a tile holds nothing, a traced truth value.
+
+        Args:
+          starts: Where it starts along the outer labels.
+          sizes: Its extents along them.
+          start: Where it starts along the inner label.
+          size: Its extent along it.
+        """
+        assert self.holes is not None
+        firsts, counts = self._cells(starts, sizes)
+        blocks = self.holes.shape[-1]
+        count = min(-(-size // BLOCK) + 1, blocks)
+        firsts.append(
+            lax.min(lax.div(jnp.asarray(start, jnp.int32), np.int32(BLOCK)), np.int32(blocks - count))
+        )
+        held = lax.dynamic_slice(self.holes, firsts, [*counts, count])
+        return lax.reduce_and(held, tuple(range(held.ndim)))
+
+    def _cells(self, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
+        """The blocks that a box of the outer labels touches: the first, and how many at most."""
+        firsts: list[Any] = []
+        counts: list[int] = []
         for axis, (start, size, block) in enumerate(zip(starts, sizes, self.blocks, strict=True)):
             blocks = self.low.shape[axis]
             if blocks == 1:
-                firsts.append(0)
+                firsts.append(np.int32(0))
                 counts.append(1)
                 continue
             count = min(-(-size // block) + 1, blocks)
             firsts.append(lax.min(lax.div(start, np.int32(block)), np.int32(blocks - count)))
             counts.append(count)
-        axes = tuple(range(self.low.ndim))
-        low = lax.dynamic_slice(self.low.astype(np.int32), firsts, counts)
-        high = lax.dynamic_slice(self.high.astype(np.int32), firsts, counts)
-        return lax.reduce_min(low, axes), lax.reduce_max(high, axes)
+        return firsts, counts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,15 +212,19 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
     for cell in np.ndindex(low.shape):
         if not _rows_see_something(analysis, edges, outer, inner, cell, empty[cell]):
             low[cell], high[cell] = 0, full
-    widths = np.broadcast_to((high - low).astype(float), low.shape)
+            empty[cell] = False
+    widths = (high - low).astype(float)
+    held = (~empty * (stops - starts)).sum(axis=-1).astype(float)
     weights = np.ones(low.shape)
     for axis, label in enumerate(outer):
         if low.shape[axis] > 1:
             shape = [1] * low.ndim
             shape[axis] = -1
             weights = weights * np.diff(edges[label]).reshape(shape)
-    share = float((widths * weights).sum() / (weights.sum() * full))
-    return Visibility(inner, low, high, blocks, share)
+    share, swept_share = ((x * weights).sum() / (weights.sum() * full) for x in (widths, held))
+    if swept_share < WORTHWHILE * share:
+        return Visibility(inner, low, high, blocks, float(swept_share), empty)
+    return Visibility(inner, low, high, blocks, float(share))
 
 
 def _rows_see_something(
