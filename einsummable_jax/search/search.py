@@ -115,7 +115,7 @@ class _Task:
             self.progress(f"search: {choices} choices, costs between {couplings} pairs of them")
         solution = model.minimise(self.progress)
         lower_bound = solution.lower_bound
-        for devices in side_by_side(graph, model.groups, self.topology.num_devices):
+        for devices in side_by_side(graph, model.groups, self.topology.num_devices, self.objective):
             other = Model(graph, self.topology, self.objective, self.boundary, devices)
             found = other.minimise(self.progress)
             lower_bound = min(lower_bound, found.lower_bound)
