@@ -33,9 +33,9 @@ def covers(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
 
 
 @st.composite
-def relations(draw: st.DrawFn) -> Relation:
+def relations(draw: st.DrawFn, max_devices: int = 8) -> Relation:
     """A relation that holds every element: uneven tiles, overlaps, copies, several parts, idle devices."""
-    num_devices = draw(st.integers(1, 8))
+    num_devices = draw(st.integers(1, max_devices))
     shape = draw(SHAPES)
     partial = draw(st.sampled_from([None, None, *Monoid]))
     devices = st.integers(0, num_devices - 1)
@@ -52,9 +52,9 @@ def relations(draw: st.DrawFn) -> Relation:
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> Demand:
+def demands(draw: st.DrawFn, max_devices: int = 8) -> Demand:
     """A relation and needs: repeated, overlapping, empty, none."""
-    relation = draw(relations())
+    relation = draw(relations(max_devices))
     some = draw(st.lists(boxes(relation.shape, allow_empty=True), min_size=1, max_size=4))
     choice = st.sampled_from([Box.full(relation.shape), *some])
     needs = [tuple(draw(st.lists(choice, max_size=3))) for _ in range(relation.num_devices)]

@@ -13,6 +13,10 @@ import numpy as np
 from einsummable_jax.exchange.errors import ExchangeError
 from einsummable_jax.layout import Box, Relation, even_cuts
 
+_MANY = 200
+"""From so many boxes on, cells are counted rather than boxes compared."""
+_MOST_CELLS = 1 << 22
+
 Bounds = tuple[tuple[int, int], ...]
 Holder = tuple[int, int]
 """A device and the position, in `Relation.tiles`, of one of its tiles."""
@@ -97,14 +101,35 @@ def clip(bounds: np.ndarray, box: Box) -> np.ndarray:
     return np.stack([starts, stops], axis=-1)
 
 
+def bounds_meet(left: Bounds, right: Bounds) -> bool:
+    """Whether the boxes of these bounds, none empty, have a point in common."""
+    return all(a < d and c < b for (a, b), (c, d) in zip(left, right, strict=True))
+
+
 def any_overlap(bounds: np.ndarray) -> bool:
     """Whether two of the boxes in ``bounds`` (``[boxes, ndim, 2]``, none empty) have a point in common."""
+    if len(bounds) > _MANY:
+        edges = [np.unique(bounds[:, dim]) for dim in range(bounds.shape[1])]
+        if math.prod(len(found) for found in edges) <= _MOST_CELLS:
+            return bool(_cell_counts(bounds, edges).max() > 1)
     for first in range(0, len(bounds) - 1, 256):
         rows = bounds[first : first + 256]
         meets = (rows[:, None, :, 0] < bounds[None, :, :, 1]) & (bounds[None, :, :, 0] < rows[:, None, :, 1])
         if np.count_nonzero(meets.all(axis=-1)) > len(rows):
             return True
     return False
+
+
+def _cell_counts(bounds: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:
+    """How many boxes hold each cell between ``edges``: a prefix sum of what their corners add."""
+    places = [np.searchsorted(found, bounds[:, dim]) for dim, found in enumerate(edges)]
+    counts = np.zeros([len(found) for found in edges], np.int64)
+    for corner in itertools.product((0, 1), repeat=len(edges)):
+        at = tuple(place[:, side] for place, side in zip(places, corner, strict=True))
+        np.add.at(counts, at, -1 if sum(corner) % 2 else 1)
+    for dim in range(counts.ndim):
+        np.cumsum(counts, axis=dim, out=counts)
+    return counts
 
 
 def uncovered(box: Box, boxes: Sequence[Box]) -> list[Box]:

@@ -57,6 +57,12 @@ class Move:
         if not self.sources or (self.monoid is None) != (len(self.sources) == 1):
             raise ValueError(f"a move of {len(self.sources)} sources with monoid {self.monoid}")
 
+    @property
+    def is_of_own_inputs(self) -> bool:
+        """Whether all it reads are inputs of the device that it writes to."""
+        device = self.destination.device
+        return all(source.space is Space.INPUT and source.device == device for source in self.sources)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeProgram:

@@ -7,10 +7,10 @@ the one whose connections are least loaded so far.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Sequence
 
+from einsummable_jax.exchange.builder import ProgramBuilder
 from einsummable_jax.exchange.pieces import (
     Holder,
     Piece,
@@ -19,8 +19,9 @@ from einsummable_jax.exchange.pieces import (
     overlay,
     split_evenly,
 )
-from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
-from einsummable_jax.layout import Box, Demand, Relation
+from einsummable_jax.exchange.program import ExchangeProgram
+from einsummable_jax.exchange.wants import Echo, Want, wants_of
+from einsummable_jax.layout import Box, Demand
 from einsummable_jax.topology import Topology
 
 
@@ -33,99 +34,19 @@ class Owners(enum.Enum):
     """Those that hold contributions: worth it when few devices need what many contribute to."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Want:
-    """A box that one output buffer must receive.
-
-    Attributes:
-      device: The device that needs it.
-      buffer: Its output buffer.
-      need: The box of that whole buffer.
-      box: The part of ``need`` meant here; wants of one device are disjoint where that saves traffic.
-    """
-
-    device: int
-    buffer: int
-    need: Box
-    box: Box
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Echo:
-    """A box of an output that another output of the same device receives too: copied locally at the end."""
-
-    device: int
-    source: int
-    destination: int
-    box: Box
-
-
-def wants_of(demand: Demand) -> tuple[list[Want], list[Echo]]:
-    """What the outputs must receive, each element once per device, and the local copies that are left."""
-    wants: list[Want] = []
-    echoes: list[Echo] = []
-    for device, needs in enumerate(demand.needs):
-        received: list[Want] = []  # not what comes as an echo itself: all echoes are of one round
-        for buffer, need in enumerate(needs):
-            rest = [] if need.is_empty else [need]
-            for earlier in received:
-                common = need.intersect(earlier.box)
-                if common is None or _is_held(demand, device, common):
-                    continue
-                shared = [both for box in rest if (both := box.intersect(common))]
-                echoes += [Echo(device, earlier.buffer, buffer, box) for box in shared]
-                rest = [left for box in rest for left in box.subtract(common)]
-            received += [Want(device, buffer, need, box) for box in rest]
-        wants += received
-    return wants, echoes
-
-
-def _is_held(demand: Demand, device: int, box: Box) -> bool:
-    held = demand.source.tiles_of(device)
-    return demand.source.partial is None and any(tile.contains(box) for tile, _ in held)
-
-
-def _input_numbers(relation: Relation) -> dict[Holder, int]:
-    """Which input buffer of its device each tile is: the order of `Relation.tiles_of`."""
-    numbers, counts = {}, [0] * relation.num_devices
-    for position, tile in enumerate(relation.tiles):
-        for device in tile.devices:
-            numbers[device, position] = counts[device]
-            counts[device] += 1
-    return numbers
-
-
 class Schedule:
-    """An exchange program being built; boxes are in the tensor's coordinates until they become slices."""
+    """An exchange program of one or two rounds being built."""
 
-    def __init__(self, demand: Demand, index: TileIndex, topology: Topology) -> None:
+    def __init__(self, demand: Demand, topology: Topology) -> None:
         self._demand = demand
         self._topology = topology
-        self._tiles = demand.source.tiles
-        self._inputs = _input_numbers(demand.source)
-        self._scratch: list[list[tuple[int, ...]]] = [[] for _ in range(demand.source.num_devices)]
-        self._rounds: list[list[Move]] = [[], [], []]
+        self._builder = ProgramBuilder(demand)
         self._sent_bytes: dict[int, int] = {}
         self._pair_bytes: dict[tuple[int, int], int] = {}
-        self.index = index
 
     def program(self, echoes: Sequence[Echo]) -> ExchangeProgram:
         """The finished program, with ``echoes`` in a last round of their own."""
-        self._rounds[2] = [
-            self._move(
-                [self._output(e.device, e.source, e.box)], self._output(e.device, e.destination, e.box)
-            )
-            for e in echoes
-        ]
-        source, needs = self._demand.source, self._demand.needs
-        return ExchangeProgram(
-            source.num_devices,
-            source.dtype,
-            tuple(tuple(box.shape for box, _ in source.tiles_of(d)) for d in range(source.num_devices)),
-            tuple(tuple(box.shape for box in boxes) for boxes in needs),
-            tuple(map(tuple, self._scratch)),
-            tuple(tuple(moves) for moves in self._rounds if moves),
-        )
+        return self._builder.program(echoes)
 
     def fetch(self, want: Want, pieces: Sequence[Piece], spread: bool = False) -> None:
         """Round 0: ``pieces`` straight from their holders to ``want``, few moves.
@@ -138,8 +59,8 @@ class Schedule:
                 groups.setdefault(self._choose(share, want.device), []).append(share.box)
         for holders, boxes in groups.items():
             for box in coalesce(boxes):
-                sources = [self._input(holder, box) for holder in holders]
-                self._rounds[0].append(self._move(sources, self._slice(want, box)))
+                sources = [self._builder.input(holder, box) for holder in holders]
+                self._builder.add(0, sources, self._builder.output(want, box))
 
     def relay(self, piece: Piece, wants: Sequence[Want], owners: Sequence[int], first: int) -> None:
         """Rounds 0 and 1: put a share of ``piece`` together on each owner, then multicast it to ``wants``.
@@ -149,12 +70,13 @@ class Schedule:
         for number, box in enumerate(split_evenly(piece.box, len(owners))):
             owner = owners[(number + first) % len(owners)]
             mine = next((want for want in wants if want.device == owner), None)
-            at_owner = self._slice(mine, box) if mine else self._new_scratch(owner, box)
+            builder = self._builder
+            at_owner = builder.output(mine, box) if mine else builder.scratch(owner, box.shape)
             holders = self._choose(Piece(box, piece.parts), owner)
-            self._rounds[0].append(self._move([self._input(holder, box) for holder in holders], at_owner))
+            builder.add(0, [builder.input(holder, box) for holder in holders], at_owner)
             for want in wants:
                 if want is not mine:
-                    self._rounds[1].append(self._move([at_owner], self._slice(want, box)))
+                    builder.add(1, [at_owner], builder.output(want, box))
 
     def _shares(self, piece: Piece, device: int) -> list[Piece]:
         holders = piece.parts[0]
@@ -198,28 +120,10 @@ class Schedule:
                 seconds = max(seconds, (crossing + size_bytes) / cut.bandwidth)
         return seconds
 
-    def _move(self, sources: list[Slice], destination: Slice) -> Move:
-        monoid = self._demand.source.partial if len(sources) > 1 else None
-        return Move(tuple(sources), destination, monoid)
-
-    def _input(self, holder: Holder, box: Box) -> Slice:
-        tile = self._tiles[holder[1]]
-        return Slice(holder[0], Space.INPUT, self._inputs[holder], box.relative_to(tile.box))
-
-    def _output(self, device: int, buffer: int, box: Box) -> Slice:
-        return Slice(device, Space.OUTPUT, buffer, box.relative_to(self._demand.needs[device][buffer]))
-
-    def _slice(self, want: Want, box: Box) -> Slice:
-        return Slice(want.device, Space.OUTPUT, want.buffer, box.relative_to(want.need))
-
-    def _new_scratch(self, device: int, box: Box) -> Slice:
-        self._scratch[device].append(box.shape)
-        return Slice(device, Space.SCRATCH, len(self._scratch[device]) - 1, Box.full(box.shape))
-
 
 def direct(demand: Demand, index: TileIndex, topology: Topology, spread: bool = False) -> ExchangeProgram:
     """One round: every device fetches, and aggregates, what it needs from the tiles as they are."""
-    schedule = Schedule(demand, index, topology)
+    schedule = Schedule(demand, topology)
     wants, echoes = wants_of(demand)
     for want in wants:
         schedule.fetch(want, index.pieces(want.box), spread)
@@ -228,7 +132,7 @@ def direct(demand: Demand, index: TileIndex, topology: Topology, spread: bool = 
 
 def two_shot(demand: Demand, index: TileIndex, topology: Topology, owners: Owners) -> ExchangeProgram:
     """Two rounds: pieces that several devices need are put together once, in shares, then multicast."""
-    schedule = Schedule(demand, index, topology)
+    schedule = Schedule(demand, topology)
     wants, echoes = wants_of(demand)
     relayed = 0
     for box, members in overlay([want.box for want in wants]):

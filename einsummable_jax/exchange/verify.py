@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from einsummable_jax.exchange.box_index import BoxIndex
 from einsummable_jax.exchange.errors import ExchangeError
 from einsummable_jax.exchange.pieces import Bounds, any_overlap, bounds_array
 from einsummable_jax.exchange.program import ExchangeProgram, Move, Slice, Space
@@ -31,6 +32,26 @@ class _Fragment(NamedTuple):
     """Added to them, it gives the tensor's coordinates."""
     parts: int
     """Bit set of the contributions aggregated: bit i is the i-th part of the relation."""
+
+
+class _Content:
+    """The fragments of one buffer."""
+
+    def __init__(self) -> None:
+        self.all: list[_Fragment] = []
+        self._index = BoxIndex()
+
+    def add(self, fragments: Sequence[_Fragment]) -> None:
+        self.all += fragments
+        for fragment in fragments:
+            self._index.add(fragment.bounds)
+
+    def within(self, bounds: Bounds) -> list[_Fragment]:
+        """All fragments that meet ``bounds``, if none overlap (which is checked at the end)."""
+        return [self.all[number] for number in self._index.meeting(bounds)]
+
+
+_Contents = dict[_Buffer, _Content]
 
 
 def verify(program: ExchangeProgram, demand: Demand) -> None:
@@ -56,9 +77,9 @@ def verify(program: ExchangeProgram, demand: Demand) -> None:
             except ExchangeError as error:
                 raise ExchangeError(f"round {number}, {describe(move)}: {error}") from None
         for buffer, fragments in written.items():
-            contents[buffer] += fragments
-    for buffer, fragments in contents.items():
-        if len(fragments) > 1 and any_overlap(_bounds_of(fragments, len(relation.shape))):
+            contents[buffer].add(fragments)
+    for buffer, content in contents.items():
+        if len(content.all) > 1 and any_overlap(_bounds_of(content.all, len(relation.shape))):
             raise ExchangeError(f"{_name(*buffer)} has an element that is written twice")
     _check_outputs(demand, contents)
     if relation.partial is not None:
@@ -102,12 +123,12 @@ def _check_buffers(program: ExchangeProgram, demand: Demand) -> None:
             raise ExchangeError(f"{what} of the program: {found}; the demand has {expected}")
 
 
-def _inputs(relation: Relation, bits: dict[int, int]) -> dict[_Buffer, list[_Fragment]]:
-    contents: dict[_Buffer, list[_Fragment]] = collections.defaultdict(list)
+def _inputs(relation: Relation, bits: dict[int, int]) -> _Contents:
+    contents: _Contents = collections.defaultdict(_Content)
     for device in range(relation.num_devices):
         for number, (box, part) in enumerate(relation.tiles_of(device)):
             bounds = tuple((0, n) for n in box.shape)
-            contents[device, Space.INPUT.value, number].append(_Fragment(bounds, box.starts, 1 << bits[part]))
+            contents[device, Space.INPUT.value, number].add([_Fragment(bounds, box.starts, 1 << bits[part])])
     return contents
 
 
@@ -138,7 +159,7 @@ def _check_slice(end: Slice, shape: tuple[int, ...], shapes: tuple[_Shapes, ...]
         raise ExchangeError(f"a source of shape {end.box.shape} for a destination of shape {shape}")
 
 
-def _value(move: Move, contents: dict[_Buffer, list[_Fragment]]) -> list[_Fragment]:
+def _value(move: Move, contents: _Contents) -> list[_Fragment]:
     """The fragments that ``move`` writes, in the coordinates of its destination buffer."""
     value, *others = (_read(source, move.destination, contents) for source in move.sources)
     for other in others:
@@ -146,11 +167,12 @@ def _value(move: Move, contents: dict[_Buffer, list[_Fragment]]) -> list[_Fragme
     return value
 
 
-def _read(source: Slice, destination: Slice, contents: dict[_Buffer, list[_Fragment]]) -> list[_Fragment]:
+def _read(source: Slice, destination: Slice, contents: _Contents) -> list[_Fragment]:
     bounds = source.box.bounds
     offset = tuple([d[0] - s[0] for d, s in zip(destination.box.bounds, bounds, strict=True)])
     found, volume = [], 0
-    for fragment in contents.get(_buffer(source), ()):
+    fragments = contents.get(_buffer(source))
+    for fragment in () if fragments is None else fragments.within(bounds):
         common = _intersect(fragment.bounds, bounds)
         if common is not None:
             volume += _volume(common)
@@ -190,12 +212,12 @@ def _aggregate(left: _Fragment, right: _Fragment) -> Iterator[_Fragment]:
     yield _Fragment(common, left.shift, left.parts | right.parts)
 
 
-def _check_outputs(demand: Demand, contents: dict[_Buffer, list[_Fragment]]) -> None:
+def _check_outputs(demand: Demand, contents: _Contents) -> None:
     """Every output is written whole, with the elements it needs."""
     for device, boxes in enumerate(demand.needs):
         for number, box in enumerate(boxes):
             buffer = (device, Space.OUTPUT.value, number)
-            fragments = contents.get(buffer, [])
+            fragments = contents[buffer].all if buffer in contents else []
             written = sum(_volume(fragment.bounds) for fragment in fragments)
             if written != box.volume:
                 raise ExchangeError(f"{_name(*buffer)} has {written} of its {box.volume} elements written")
@@ -204,12 +226,10 @@ def _check_outputs(demand: Demand, contents: dict[_Buffer, list[_Fragment]]) -> 
                     raise ExchangeError(f"{_name(*buffer)} needs {box} but gets others at {fragment.bounds}")
 
 
-def _check_contributions(
-    demand: Demand, contents: dict[_Buffer, list[_Fragment]], bits: dict[int, int]
-) -> None:
+def _check_contributions(demand: Demand, contents: _Contents, bits: dict[int, int]) -> None:
     """Every tile that meets a fragment of an output is among the contributions aggregated there."""
     tiles, ndim = demand.source.tiles, len(demand.source.shape)
-    outputs = [(b, f) for b, found in contents.items() if b[1] == Space.OUTPUT.value for f in found]
+    outputs = [(b, f) for b, found in contents.items() if b[1] == Space.OUTPUT.value for f in found.all]
     if not outputs:
         return
     shifts = np.array([f.shift for _, f in outputs], np.int64).reshape(len(outputs), ndim, 1)

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from einsummable_jax.search.tile_layouts import SeveralTiles, TileLayouts
-from einsummable_jax.topology import Topology
+from einsummable_jax.topology import Cut, Topology
+
+_RELAYING = 1.2
+"""How much longer an exchange takes through relays than its busiest port or cut does, about."""
 
 Layouts = TileLayouts | SeveralTiles
 """Layouts of one tensor: all of one box per device, or all of any number."""
@@ -80,7 +83,7 @@ def _copy_costs(
     missing = needed.volumes.T[:, None] - _common_volumes(held, needed)
     # As the engine moves: a copy reads and writes its whole box.
     touched = 2 * needed.volumes.T[:, None]
-    seconds = topology.latency_s + _traffic_seconds(missing, touched, held, needed, itemsize, topology)
+    seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
     total = missing.sum(axis=0)
     return np.where(total > 0, seconds, 0.0), total * itemsize
 
@@ -107,8 +110,8 @@ def _aggregation_costs(
         (1, contributed - common, contributed + need),
         (2, gathered - owned + need - kept, gathered + owned + 2 * (need - kept)),
     ):
-        seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology)
-        options.append((topology.latency_of(rounds) + seconds, missing.sum(axis=0) * itemsize))
+        seconds = _traffic_seconds(missing, touched, held, needed, itemsize, topology, rounds)
+        options.append((seconds, missing.sum(axis=0) * itemsize))
     (direct_s, direct_bytes), (two_shot_s, two_shot_bytes) = options
     scatter_first = two_shot_s < direct_s if objective == "time" else two_shot_bytes < direct_bytes
     return np.where(scatter_first, two_shot_s, direct_s), np.where(
@@ -173,8 +176,9 @@ def _traffic_seconds(
     needed: Layouts,
     itemsize: int,
     topology: Topology,
+    rounds: int = 1,
 ) -> np.ndarray:
-    """Time of one exchange without latency, floats ``[U, V]``.
+    """Time of one exchange, floats ``[U, V]``.
 
     Args:
       missing: Elements each device receives, floats ``[p, U, V]``.
@@ -184,20 +188,24 @@ def _traffic_seconds(
       needed: What is wanted.
       itemsize: Bytes per element.
       topology: The machine.
+      rounds: How many rounds of moves it takes, one after the other.
     """
     if topology.shared:
         per_element = itemsize / (topology.egress + topology.ingress)
         if topology.run_s:
             per_element = per_element + topology.run_s / _run_elements(held, needed)
-        return touched.sum(axis=0) * per_element
+        return topology.latency_of(rounds) + touched.sum(axis=0) * per_element
     memory = touched.max(axis=0) / topology.memory_bandwidth
-    if topology.links or topology.cuts:
-        network = _busiest_link(missing, held, needed, topology)
+    latency_s: np.ndarray | float = topology.latency_s
+    if topology.links or topology.cuts or topology.latencies:
+        direct, relayed, latency_s = _busiest_connections(missing, held, needed, topology)
+        # Through other devices it takes one more hop, and some chunks arrive before others can be passed on.
+        network = np.minimum(direct, _RELAYING * relayed + latency_s / itemsize)
     else:
         # Senders share the load: only where few devices hold all that is needed are they the slower side.
         sent = missing.sum(axis=0) / _senders(held, needed)
         network = np.maximum(missing.max(axis=0) / topology.ingress, sent / topology.egress)
-    return np.maximum(memory, network) * itemsize
+    return rounds * latency_s + np.maximum(memory, network) * itemsize
 
 
 def _run_elements(held: Layouts, needed: Layouts) -> np.ndarray:
@@ -246,37 +254,84 @@ def _hull(layouts: TileLayouts, dim: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(starts < stops, starts, none).min(axis=1), stops.max(axis=1)
 
 
-def _busiest_link(missing: np.ndarray, held: Layouts, needed: Layouts, topology: Topology) -> np.ndarray:
-    """Load over bandwidth of the busiest port, link or cut, elements by bytes/s, floats ``[U, V]``."""
-    busiest = missing.max(axis=0) / topology.ingress
+def _busiest_connections(
+    missing: np.ndarray, held: Layouts, needed: Layouts, topology: Topology
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Load over bandwidth of what is busiest, elements by bytes/s, and latency, floats ``[U, V]`` each.
+
+    Returns:
+      Where everything comes straight from those that hold it: of the ports, links and cuts. Where other
+      devices relay: of the ports and of cuts together, which then carry each element once. And the longest
+      latency of a pair that exchanges something, in seconds.
+    """
+    received = missing.max(axis=0) / topology.ingress
+    links = np.zeros_like(received)
     sent = np.zeros_like(missing)
-    crossing = [np.zeros_like(busiest) for _ in topology.cuts]
+    latency_s = np.zeros_like(received)
+    crossing = [np.zeros_like(received) for _ in topology.cuts]
     for receiver in range(len(missing)):
-        sources = _sources(held, needed, receiver)
+        sources = _sources(held, needed, receiver, topology)
         # What a device misses comes from the others in proportion to what they hold of it.
         sources *= missing[receiver] / np.maximum(sources.sum(axis=0), 1.0)
         sent += sources
         for sender, volume in enumerate(sources):
+            pair_s = topology.latency_between(sender, receiver)
+            np.maximum(latency_s, np.where(volume > 0, pair_s, 0.0), out=latency_s)
             if (bandwidth := topology.links.get((sender, receiver))) is not None:
-                np.maximum(busiest, volume / bandwidth, out=busiest)
+                np.maximum(links, volume / bandwidth, out=links)
         for total, cut in zip(crossing, topology.cuts, strict=True):
             if receiver in cut.destinations:
                 total += sources[sorted(cut.sources)].sum(axis=0)
     loads = [total / cut.bandwidth for total, cut in zip(crossing, topology.cuts, strict=True)]
-    return np.maximum.reduce([busiest, sent.max(axis=0) / topology.egress, *loads])
+    direct = np.maximum.reduce([received, links, sent.max(axis=0) / topology.egress, *loads])
+    distinct = np.minimum(sent, held.volumes.T[:, :, None])
+    joint = []
+    for members in _joint_cuts(topology.cuts):
+        sources = sorted(frozenset[int]().union(*(topology.cuts[i].sources for i in members)))
+        carried = np.minimum(sum(crossing[i] for i in members), distinct[sources].sum(axis=0))
+        joint.append(carried / sum(topology.cuts[i].bandwidth for i in members))
+    relayed = np.maximum.reduce([received, distinct.max(axis=0) / topology.egress, *joint])
+    return direct, relayed, latency_s
 
 
-def _sources(held: Layouts, needed: Layouts, receiver: int) -> np.ndarray:
-    """Elements that each device could send to one, copies sharing the load, floats ``[p, U, V]``."""
+@functools.lru_cache(maxsize=64)
+def _joint_cuts(cuts: tuple[Cut, ...]) -> tuple[tuple[int, ...], ...]:
+    """Cuts by number that one could take for the other: from the same devices, or to the same ones."""
+    groups: dict[tuple[bool, frozenset[int]], list[int]] = {}
+    for number, cut in enumerate(cuts):
+        groups.setdefault((True, cut.sources), []).append(number)
+        groups.setdefault((False, cut.destinations), []).append(number)
+    joint = {i for members in groups.values() if len(members) > 1 for i in members}
+    sets = dict.fromkeys(tuple(members) for members in groups.values())
+    return tuple(members for members in sets if len(members) > 1 or not joint.intersection(members))
+
+
+def _sources(held: Layouts, needed: Layouts, receiver: int, topology: Topology) -> np.ndarray:
+    """Elements that each device could send to one, floats ``[p, U, V]``.
+
+    Copies share the load in proportion to their bandwidth, those of the least latency.
+    """
     total = np.zeros((held.volumes.shape[1], len(held), len(needed)))
-    copies = held.copies if isinstance(held, SeveralTiles) else (held.copies,)
-    for a, a_copies in zip(held.slots, copies, strict=True):
-        share = np.where(a.same_tile[:, receiver] > 0, 0.0, 1.0 / a_copies)
+    for a in held.slots:
+        share = _shares_of_copies(a, receiver, topology)
         for b in needed.slots:
             patterns = _interval_patterns(a, b)
             tables = [_overlap(x[:, :, None], y[None, None, receiver]) for x, y in patterns]
             total += _products(tables, a, b) * share.T[:, :, None]
     return total
+
+
+def _shares_of_copies(held: TileLayouts, receiver: int, topology: Topology) -> np.ndarray:
+    """Which part of its tile each device sends to one that has no copy of it, floats ``[U, p]``."""
+    others = [device for device in range(topology.num_devices) if device != receiver]
+    bandwidths, latencies_s = np.zeros(topology.num_devices), np.full(topology.num_devices, np.inf)
+    bandwidths[others] = [topology.bandwidth_between(device, receiver) for device in others]
+    latencies_s[others] = [topology.latency_between(device, receiver) for device in others]
+    same = held.same_tile
+    quickest_s = np.where(same > 0, latencies_s, np.inf).min(axis=-1)
+    weights = np.where(latencies_s <= quickest_s, bandwidths, 0.0)
+    sums = np.einsum("uij,uj->ui", same, weights)
+    return np.where(same[:, receiver] > 0, 0.0, weights / np.maximum(sums, 1e-300))
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from einsummable_jax.exchange import ExchangeProgram, simulate_seconds, synthesise
+from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
 from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.graph.streaming import stream
 from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Boundary, Plan, search
@@ -21,6 +22,9 @@ from einsummable_jax.transform.given_plan import given_plan
 from einsummable_jax.transform.layouts import FixedLayouts
 from einsummable_jax.transform.plan_cache import cached_plan
 from einsummable_jax.transform.progress import step
+
+SYNTHESIS_S = 1.5
+"""What the synthesis of all exchanges of a plan may take, about, in seconds of one core."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,20 +78,23 @@ def _as_stored(demand: Demand) -> Demand:
 
 
 def with_exchanges(plan: Plan, topology: Topology) -> tuple[Plan, tuple[ExchangeProgram, ...]]:
-    """Synthesise the plan's exchanges, and enter their bytes and modelled times in the plan."""
-    programs = tuple(
-        synthesise(_as_stored(exchange.demand), topology, plan.objective) for exchange in plan.exchanges
-    )
+    """Synthesise the plan's exchanges, and enter their bytes and modelled times in the plan.
+
+    The different ones among them share `SYNTHESIS_S`.
+    """
+    demands = [_as_stored(exchange.demand) for exchange in plan.exchanges]
+    budget_s = min(BUDGET_S, SYNTHESIS_S / max(1, len(set(demands))))
+    found = [best_candidate(demand, topology, plan.objective, budget_s) for demand in demands]
     exchanges = tuple(
         dataclasses.replace(
             exchange,
-            seconds=simulate_seconds(program, topology),
-            bytes_received=program.bytes_received,
-            scratch_bytes=program.scratch_bytes,
+            seconds=candidate.seconds,
+            bytes_received=candidate.program.bytes_received,
+            scratch_bytes=candidate.program.scratch_bytes,
         )
-        for exchange, program in zip(plan.exchanges, programs, strict=True)
+        for exchange, candidate in zip(plan.exchanges, found, strict=True)
     )
-    return dataclasses.replace(plan, exchanges=exchanges), programs
+    return dataclasses.replace(plan, exchanges=exchanges), tuple(candidate.program for candidate in found)
 
 
 def _planned(graph: Graph, options: Options, boundary: Boundary, donated: tuple[int, ...]) -> Plan:
@@ -133,7 +140,7 @@ def prepare(
       MemoryLimitError: If no plan is found that fits the memory of the devices.
     """
     began = time.perf_counter()
-    graph = build_graph(jaxpr, list(names) or None, state, options.devices)
+    graph = stream(build_graph(jaxpr, list(names) or None, state, options.devices))
     plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):

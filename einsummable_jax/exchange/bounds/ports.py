@@ -1,9 +1,11 @@
-"""Lower bounds that no exchange program can beat: what devices must send and receive."""
+"""Bounds for each device by itself: what it must send, receive, read and write."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.pieces import Piece, TileIndex, overlay
 from einsummable_jax.layout import Demand
 from einsummable_jax.topology import Topology
@@ -57,10 +59,37 @@ def lower_bound_s(demand: Demand, index: TileIndex, topology: Topology) -> float
     """
     if topology.shared:
         return _shared_bytes(demand, index) / (topology.egress + topology.ingress)
-    received = max(ingress_bound(demand, index), default=0)
-    average = total_bound(demand, index) / topology.num_devices
-    sent = max(egress_bound(demand, index), default=0)
-    return max(received / topology.ingress, average / topology.ingress, sent / topology.egress)
+    return max(port_bound_s(demand, index, topology), reduction_bound_s(demand, index, topology))
+
+
+def port_bound_s(demand: Demand, index: TileIndex, topology: Topology) -> float:
+    """Seconds that the busiest device needs to send, to receive, or to read and write, latencies left out."""
+    network = network_of(topology)
+    out, into = network.port_bandwidths
+    sent, received = egress_bound(demand, index), ingress_bound(demand, index)
+    busy_s = [n / rate for n, rate in zip((*sent, *received), (*out, *into), strict=True) if n]
+    return max([*busy_s, max(_memory_bytes(demand, index, sent)) / topology.memory_bandwidth])
+
+
+def reduction_bound_s(demand: Demand, index: TileIndex, topology: Topology) -> float:
+    """Seconds until all devices together have received `total_bound`, latencies left out.
+
+    For an all-reduce of ``n`` bytes on ``p`` devices: ``2 (p - 1) / p * n`` over what one can receive.
+    """
+    received = total_bound(demand, index)
+    return received / float(network_of(topology).port_bandwidths[1].sum()) if received else 0.0
+
+
+def _memory_bytes(demand: Demand, index: TileIndex, sent: Sequence[int]) -> list[int]:
+    """Bytes that each device reads and writes at least: its outputs, what it sends, what only it has."""
+    itemsize = demand.source.itemsize
+    touched = [sent[d] + sum(box.volume for box in boxes) * itemsize for d, boxes in enumerate(demand.needs)]
+    for piece, needers in _needed_pieces(demand, index):
+        alone = {holders[0][0] for holders in piece.parts if len(holders) == 1}
+        for device in alone.intersection(needers):
+            if _holds_all(piece, device):
+                touched[device] += piece.box.volume * itemsize
+    return touched
 
 
 def _shared_bytes(demand: Demand, index: TileIndex) -> int:

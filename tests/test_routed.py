@@ -1,0 +1,360 @@
+"""Relayed, chunked and pipelined exchanges: they deliver, keep to the bounds, and are timed as worked out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from demands import demands, grid_relation, partial_relation, slabs
+from exchange_calls import mesh, run
+from exchange_interpreter import random_contents, run_program
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from einsummable_jax import distribute
+from einsummable_jax.custom_calls import open_exchanges
+from einsummable_jax.exchange import (
+    ExchangeError,
+    ExchangeProgram,
+    Move,
+    Slice,
+    Space,
+    best_candidate,
+    lower_bounds,
+    simulate,
+    simulate_seconds,
+    synthesise,
+    verify,
+)
+from einsummable_jax.exchange.bounds import lower_bound_s
+from einsummable_jax.exchange.bounds.cuts import cut_bound_s
+from einsummable_jax.exchange.bounds.flow import flow_bound_s
+from einsummable_jax.exchange.commodities import flow_of
+from einsummable_jax.exchange.network import network_of
+from einsummable_jax.exchange.packing import Packer, packer_after
+from einsummable_jax.exchange.pieces import TileIndex
+from einsummable_jax.exchange.rounds import planned, streamed
+from einsummable_jax.exchange.routed import routed
+from einsummable_jax.exchange.schedules import direct
+from einsummable_jax.exchange.steiner import TreeFinder
+from einsummable_jax.layout import Box, Demand, Relation
+from einsummable_jax.topology import Topology, machine
+from einsummable_jax.transform.planner import with_exchanges
+
+F32 = np.dtype(np.float32)
+GB = 1e9
+
+
+def links(num_devices: int, bandwidth: float = GB, **some: float) -> Topology:
+    """A machine whose pairs have ``bandwidth`` (or what ``l01=...`` says), ports and memory much more."""
+    pairs = {pair: bandwidth for pair in itertools.permutations(range(num_devices), 2)}
+    pairs |= {(int(name[1]), int(name[2])): value for name, value in some.items()}
+    return Topology(
+        "links", num_devices, 1e3 * GB, 1e3 * GB, 1e-6, {"default": 1e12}, 1e15, 1e12, 1e-6, pairs
+    )
+
+
+@st.composite
+def uneven_links(draw: st.DrawFn, num_devices: int) -> Topology:
+    rates = st.sampled_from([1.0, 2.0, 5.0, 25.0])
+    pairs = {pair: draw(rates) * GB for pair in itertools.permutations(range(num_devices), 2)}
+    return dataclasses.replace(links(num_devices), links=pairs, latency_s=1e-12)
+
+
+def assert_delivers(program: ExchangeProgram, demand: Demand) -> None:
+    verify(program, demand)
+    inputs, expected = random_contents(demand, np.random.default_rng(0))
+    for got, want in zip(run_program(program, inputs), expected, strict=True):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def packed(demand: Demand, topology: Topology, rounds: int, lag: int, stream: bool) -> ExchangeProgram | None:
+    """A program along packed routes; None if nothing moves."""
+    flow = flow_of(demand, TileIndex(demand.source))
+    if not flow.commodities:
+        return None
+    packing = Packer(network_of(topology), flow.shape).pack(2, 6)
+    pool = tuple(dict.fromkeys((number, route) for number, route, _ in packing.used))
+    if stream:
+        return routed(demand, flow, streamed(packing.used, packing.seconds, rounds, lag))
+    plan = planned(topology, flow.shape, pool, rounds, lag)
+    return None if plan is None else routed(demand, flow, plan)
+
+
+@settings(max_examples=12, deadline=None)
+@given(demands(), st.data())
+def test_packed_programs_deliver_and_keep_to_the_bounds(demand, data):
+    topology = data.draw(uneven_links(demand.source.num_devices))
+    rounds, lag = data.draw(st.integers(4, 9)), data.draw(st.integers(1, 2))
+    program = packed(demand, topology, rounds, lag, data.draw(st.booleans()))
+    assume(program is not None)
+    assert program is not None
+    assert_delivers(program, demand)
+    seconds = simulate_seconds(program, topology) * (1 + 1e-6)
+    network, commodities = network_of(topology), flow_of(demand, TileIndex(demand.source)).commodities
+    assert seconds >= flow_bound_s(network, commodities, rounds=2)
+    assert seconds >= cut_bound_s(topology, network, commodities)
+    assert seconds >= lower_bound_s(demand, TileIndex(demand.source), topology)
+
+
+@settings(max_examples=10, deadline=None)
+@given(demands(max_devices=4), st.data())
+def test_the_flow_bound_is_no_weaker_than_cuts(demand, data):
+    bounds = lower_bounds(demand, data.draw(uneven_links(demand.source.num_devices)))
+    assert bounds.flow_s >= bounds.cuts_s * (1 - 1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(demands(), st.data())
+def test_a_change_of_a_relayed_program_is_caught_or_harmless(demand, data):
+    topology = data.draw(uneven_links(demand.source.num_devices))
+    program = packed(demand, topology, 5, 1, data.draw(st.booleans()))
+    assume(program is not None and any(program.rounds))
+    assert program is not None
+    number = data.draw(st.integers(0, len(program.rounds) - 1))
+    position = data.draw(st.integers(0, len(program.rounds[number]) - 1))
+    moves = list(program.rounds[number])
+    move = moves.pop(position)
+    rounds = list(program.rounds)
+    match data.draw(st.sampled_from(["drop", "twice", "earlier", "elsewhere"])):
+        case "drop":
+            rounds[number] = tuple(moves)
+        case "twice":
+            rounds[number] = (*moves, move, move)
+        case "earlier":
+            rounds[number] = tuple(moves)
+            rounds[0] = (*rounds[0], move)
+        case "elsewhere":
+            device = data.draw(st.integers(0, program.num_devices - 1))
+            sources = (dataclasses.replace(move.sources[0], device=device), *move.sources[1:])
+            rounds[number] = (*moves, Move(sources, move.destination, move.monoid))
+    changed = dataclasses.replace(program, rounds=tuple(rounds))
+    try:
+        verify(changed, demand)
+    except ExchangeError:
+        return
+    assert_delivers(changed, demand)
+
+
+def copy(source: int, destination: int, box: Box, space: Space, to: Space) -> Move:
+    return Move((Slice(source, space, 0, box),), Slice(destination, to, 0, box))
+
+
+def relayed(chunks: int, n: int) -> ExchangeProgram:
+    """``n`` bytes from device 0 through 1 to 2, in chunks."""
+    size = n // chunks
+    boxes = [Box(((size * i, size * (i + 1)),)) for i in range(chunks)]
+    rounds: list[list[Move]] = [[] for _ in range(chunks + 1)]
+    for number, box in enumerate(boxes):
+        rounds[number].append(copy(0, 1, box, Space.INPUT, Space.SCRATCH))
+        rounds[number + 1].append(copy(1, 2, box, Space.SCRATCH, Space.OUTPUT))
+    shapes = (((n,),), (), ()), ((), (), ((n,),)), ((), ((n,),), ())
+    return ExchangeProgram(3, np.dtype(np.uint8), *shapes, tuple(map(tuple, rounds)))
+
+
+def _earlier(rounds: list[list[Move]]) -> None:
+    rounds[1].append(rounds[2].pop(0))  # passed on in the round in which it arrives
+
+
+def _left_out(rounds: list[list[Move]]) -> None:
+    rounds[2].pop(0)
+
+
+def _twice(rounds: list[list[Move]]) -> None:
+    rounds[3].append(rounds[0][0])
+
+
+def _exchanged(rounds: list[list[Move]]) -> None:
+    first, second = rounds[2][-1], rounds[3][-1]
+    rounds[2][-1] = dataclasses.replace(first, sources=second.sources)
+    rounds[3][-1] = dataclasses.replace(second, sources=first.sources)
+
+
+def _beside(rounds: list[list[Move]]) -> None:
+    move = rounds[4][0]
+    there = dataclasses.replace(move.sources[0], device=0)
+    rounds[4][0] = dataclasses.replace(move, sources=(there,))
+
+
+def _too_wide(rounds: list[list[Move]]) -> None:
+    move = rounds[4][0]
+    both = dataclasses.replace(move.sources[0], box=Box(((2000, 4000),)))
+    rounds[4][0] = Move((both,), dataclasses.replace(move.destination, box=both.box))
+
+
+@pytest.mark.parametrize(
+    ("mutate", "error"),
+    [
+        (_earlier, "were written in earlier rounds"),
+        (_left_out, "has 3000 of its 4000 elements written"),
+        (_twice, "written twice"),
+        (_exchanged, "gets others"),
+        (_beside, "there is no device 0 scratch 0"),
+        (_too_wide, "written twice"),
+    ],
+)
+def test_mutants_of_a_relay_in_chunks_are_caught(mutate, error):
+    program = relayed(4, 4000)
+    full = Box.full((4000,))
+    source = Relation.from_device_tiles(full.shape, np.dtype(np.uint8), [[(full, 0)], [], []])
+    demand = Demand(source, ((), (), (full,)))
+    assert_delivers(program, demand)
+    rounds = list(map(list, program.rounds))
+    mutate(rounds)
+    with pytest.raises(ExchangeError, match=error):
+        verify(dataclasses.replace(program, rounds=tuple(map(tuple, rounds))), demand)
+
+
+@pytest.mark.parametrize("kind", ["all-reduce", "reduce-scatter"])
+def test_a_contribution_relayed_twice_is_caught(kind):
+    """A partial sum read in the place of a single contribution on its way has that one twice, or too many."""
+    topology = dataclasses.replace(machine("dgx_v100"), latency_s=1e-9)
+    demand = collective(kind, 64)
+    program = synthesise(demand, topology)
+    verify(program, demand)
+    places = [
+        (number, position)
+        for number, moves in enumerate(program.rounds)
+        for position, move in enumerate(moves)
+        if len(move.sources) > 1 and move.sources[-1].space is Space.SCRATCH
+    ]
+    assert places
+    for number, position in places[:: max(1, len(places) // 10)]:
+        rounds = list(map(list, program.rounds))
+        move = rounds[number][position]
+        rounds[number][position] = dataclasses.replace(move, sources=(*move.sources, move.sources[-1]))
+        with pytest.raises(ExchangeError, match="aggregated twice"):
+            verify(dataclasses.replace(program, rounds=tuple(map(tuple, rounds))), demand)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+def test_a_pipeline_takes_its_length_and_one_chunk_more(chunks):
+    program = relayed(chunks, 8000)
+    timeline = simulate(program, links(3))
+    assert timeline.seconds == pytest.approx(8e-6 * (1 + 1 / chunks) + 2e-6)
+    first = timeline.transfers[0]
+    assert (first.start_s, first.sent_s) == (0.0, pytest.approx(8e-6 / chunks))
+    assert first.arrived_s == pytest.approx(first.sent_s + 1e-6)
+
+
+def test_moves_share_a_port_and_the_narrower_link_decides():
+    box = Box(((0, 1000),))
+    moves = tuple(copy(0, d, box, Space.INPUT, Space.OUTPUT) for d in (1, 2))
+    shapes = (((1000,),), (), ()), ((), ((1000,),), ((1000,),)), ((), (), ())
+    program = ExchangeProgram(3, np.dtype(np.uint8), *shapes, (moves,))
+    assert simulate_seconds(program, links(3)) == pytest.approx(2e-6)
+    assert simulate_seconds(program, links(3, l02=GB / 4)) == pytest.approx(5e-6)
+    port = dataclasses.replace(links(3), egress=GB)
+    assert simulate_seconds(program, port) == pytest.approx(3e-6)
+
+
+def test_a_slow_link_is_avoided_and_a_large_broadcast_is_near_its_bound():
+    full = Box.full((512, 1024))
+    tiles = [[(full, 0)], [], [], []]
+    demand = Demand(Relation.from_device_tiles(full.shape, F32, tiles), ((), (full,), (), ()))
+    topology = dataclasses.replace(links(4, 10 * GB, l01=GB), latency_s=1e-9)
+    program = synthesise(demand, topology, budget_s=2.0)
+    bound = lower_bounds(demand, topology)
+    assert simulate_seconds(program, topology) <= 1.1 * bound.flow_s
+    assert bound.flow_s == pytest.approx(full.volume * 4 / (21 * GB), rel=1e-3)
+    assert_delivers(program, demand)
+
+
+COLLECTIVES = ["all-gather", "all-reduce", "reduce-scatter", "all-to-all"]
+
+
+def collective(kind: str, side: int) -> Demand:
+    """On 8 devices, over a square matrix of float32."""
+    full, p = Box.full((side, side)), 8
+    sums = kind in ("all-reduce", "reduce-scatter")
+    source = partial_relation(full.shape, p) if sums else grid_relation(full.shape, p, 0)
+    cut = slabs(full.shape, p, int(kind == "all-to-all"))
+    whole = kind in ("all-gather", "all-reduce")
+    return Demand(source, tuple((full if whole else box,) for box in cut))
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_relayed_programs_on_the_engine_equal_the_direct_one(kind):
+    topology = dataclasses.replace(machine("dgx_v100"), latency_s=1e-9)
+    demand = collective(kind, 128)
+    index = TileIndex(demand.source)
+    relayed, plain = synthesise(demand, topology), direct(demand, index, topology)
+    assert len(plain.rounds) == 1 < len(relayed.rounds)
+    assert relays(relayed)
+    inputs, expected = random_contents(demand, np.random.default_rng())
+    for program in (relayed, plain):
+        for got, want in zip(run(program, inputs), expected, strict=True):
+            np.testing.assert_array_equal(got[0], want[0])
+    assert open_exchanges() == 0
+
+
+def relays(program: ExchangeProgram) -> bool:
+    """Whether some device reads what another one received, not its inputs."""
+    return any(
+        source.space is not Space.INPUT and source.device != move.destination.device
+        for moves in program.rounds
+        for move in moves
+        for source in move.sources
+    )
+
+
+def test_a_function_planned_for_another_machine_runs_through_its_relays():
+    topology = dataclasses.replace(machine("dgx_v100"), latency_s=1e-9)
+    rows, whole = (NamedSharding(mesh(), spec) for spec in (P("x"), P()))
+    step = distribute(jnp.square, topology=topology, in_layouts=rows, out_layouts=whole)
+    x = np.random.default_rng().integers(-99, 99, (256, 256)).astype(np.float32)
+    _, programs = with_exchanges(step.plan(x), topology)
+    assert any(map(relays, programs))
+    np.testing.assert_array_equal(step(x), np.square(x))
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
+def test_dgx_v100_relays(kind):
+    demand, topology = collective(kind, 2048), machine("dgx_v100")
+    few, more = (synthesise(demand, topology, budget_s=budget_s) for budget_s in (0.0, 0.3))
+    verify(more, demand)
+    assert simulate_seconds(more, topology) < 0.65 * simulate_seconds(few, topology)
+    assert simulate_seconds(more, topology) < 1.2 * lower_bounds(demand, topology).ports_s
+
+
+def test_synthesis_is_deterministic():
+    demand = collective("all-gather", 512)
+    first = synthesise(demand, machine("dgx_v100"))
+    for cached in (best_candidate, packer_after, planned):
+        cached.cache_clear()
+    assert synthesise(demand, machine("dgx_v100")) == first
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_cheapest_trees_against_enumeration(data):
+    n = data.draw(st.integers(3, 5))
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    costs = draw.integers(1, 9, (n, n)).astype(float)
+    terminals = list(range(1, data.draw(st.integers(2, n))))
+    found = TreeFinder(costs, n).to([frozenset([t]) for t in terminals])
+    best = np.inf
+    others = [node for node in range(1, n) if node not in terminals]
+    for count in range(len(others) + 1):
+        for some in itertools.combinations(others, count):
+            nodes = [*terminals, *some]
+            for parents in itertools.product([0, *nodes], repeat=len(nodes)):
+                above = dict(zip(nodes, parents, strict=True))
+                if all(_reaches_root(above, node) for node in nodes):
+                    best = min(best, sum(costs[a, b] for b, a in above.items()))
+    assert found.costs[0] == best
+    assert sum(costs[edge] for edge in set(found.edges((0,)))) == best
+
+
+def _reaches_root(above: dict[int, int], node: int) -> bool:
+    for _ in range(len(above)):
+        if node == 0:
+            return True
+        node = above[node]
+    return node == 0
