@@ -155,6 +155,16 @@ def test_where_devices_share_cores_all_work_counts():
     assert plan.cost == pytest.approx(seconds, rel=0.01)
 
 
+def test_branches_that_do_not_fit_are_cut_among_all_devices():
+    """A matrix on the devices of its branch alone takes more room on each."""
+    graph, topology = graph_of(two_towers, shapes(32, 256)), machine("dgx_a100", 8)
+    apart = search(graph, topology)
+    limit_bytes = 0.2 * apart.memory().peak_bytes
+    plan = search(graph, topology, memory_limit_bytes=limit_bytes)
+    assert branches(apart) and not branches(plan)
+    assert plan.memory().peak_bytes <= limit_bytes and plan.cost > apart.cost
+
+
 # ---- running ---------------------------------------------------------------------------------------
 
 
