@@ -45,6 +45,14 @@ def two_losses(x, y, us, vs):
     return jnp.sum(tower(x, us) ** 2) + jnp.sum(tower(y, vs) ** 2)
 
 
+def looped(x, y, us, vs):
+    """Loops, reductions to a number and rolls within branches of unequal work."""
+    x = jax.lax.scan(lambda c, w: (jnp.sin(c @ w), None), x, jnp.stack(us))[0]
+    for v in vs[1:]:
+        y = jnp.roll(jax.nn.softmax(y @ v) - jnp.max(y), 1, 0)
+    return jnp.sum(x), y
+
+
 def shapes(rows: int, width: int, second: int | None = None) -> tuple:
     """Arguments of `two_towers`; the second one has other rows where ``second`` says so."""
     f32 = jnp.float32
@@ -147,6 +155,16 @@ def test_where_devices_share_cores_all_work_counts():
     assert plan.cost == pytest.approx(seconds, rel=0.01)
 
 
+def test_branches_that_do_not_fit_are_cut_among_all_devices():
+    """A matrix on the devices of its branch alone takes more room on each."""
+    graph, topology = graph_of(two_towers, shapes(32, 256)), machine("dgx_a100", 8)
+    apart = search(graph, topology)
+    limit_bytes = 0.2 * apart.memory().peak_bytes
+    plan = search(graph, topology, memory_limit_bytes=limit_bytes)
+    assert branches(apart) and not branches(plan)
+    assert plan.memory().peak_bytes <= limit_bytes and plan.cost > apart.cost
+
+
 # ---- running ---------------------------------------------------------------------------------------
 
 
@@ -171,7 +189,7 @@ def drawn(arguments) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("num_devices", [4, 6])
 @pytest.mark.parametrize(
-    "function", [two_towers, two_towers_apart, jax.value_and_grad(two_losses, argnums=(2, 3))]
+    "function", [two_towers, two_towers_apart, looped, jax.value_and_grad(two_losses, argnums=(2, 3))]
 )
 def test_branches_compute_what_one_device_computes(function, num_devices):
     arguments, topology = shapes(12, 240), machine("dgx_a100", num_devices)

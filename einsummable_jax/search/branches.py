@@ -12,18 +12,22 @@ from einsummable_jax.search.groups import Group
 
 LIGHT = 0.01
 """Groups with at most this share of all operations belong to whatever branch they feed or follow."""
-UNEVEN = 1.01
-"""Devices of branches side by side may have at most this many times the mean work."""
+UNEVEN = {"bytes": 1.01, "time": 1.5}
+"""Devices of branches side by side may have at most this many times the mean work, by objective: the bytes of
+plans compare only where work is balanced, their times in any case."""
 MAX_PLACEMENTS = 3
 
 
-def side_by_side(graph: Graph, groups: Sequence[Group], num_devices: int) -> Iterator[list[tuple[int, ...]]]:
+def side_by_side(
+    graph: Graph, groups: Sequence[Group], num_devices: int, objective: str = "bytes"
+) -> Iterator[list[tuple[int, ...]]]:
     """Ways to give the independent branches of a graph disjoint devices in proportion to their work.
 
     Args:
       graph: What is planned.
       groups: Its groups.
       num_devices: Number of devices.
+      objective: ``"time"`` or ``"bytes"``.
 
     Yields:
       For each group the devices that may run it: all for groups between branches.
@@ -37,7 +41,7 @@ def side_by_side(graph: Graph, groups: Sequence[Group], num_devices: int) -> Ite
     everywhere = tuple(range(num_devices))
     found = 0
     for count in range(min(len(totals), num_devices), 1, -1):
-        devices = _shares(totals, count, num_devices)
+        devices = _shares(totals, count, num_devices, UNEVEN[objective])
         if devices is not None and found < MAX_PLACEMENTS:
             found += 1
             yield [everywhere if branch is None else devices[branch] for branch in branch_of]
@@ -98,17 +102,22 @@ def _heavy_above(sources: Sequence[Sequence[int]], heavy: Sequence[bool]) -> lis
     return above
 
 
-def _shares(totals: dict[int, float], count: int, num_devices: int) -> dict[int, tuple[int, ...]] | None:
-    """Devices of each branch, the branches put in ``count`` bundles; None where no split is even."""
+def _shares(
+    totals: dict[int, float], count: int, num_devices: int, uneven: float
+) -> dict[int, tuple[int, ...]] | None:
+    """Devices of each branch, the branches put in ``count`` bundles; None where no split is even enough."""
     bundles: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(count)]
     for branch in sorted(totals, key=lambda b: (-totals[b], b)):
         smallest = min(range(count), key=lambda i: bundles[i][0])
         work, members = bundles[smallest]
         bundles[smallest] = work + totals[branch], [*members, branch]
     share = sum(totals.values()) / num_devices
-    sizes = [max(1, round(work / share)) for work, _ in bundles]
+    sizes = [max(1, int(work / share)) for work, _ in bundles]
+    for _ in range(num_devices - sum(sizes)):
+        fullest = max(range(count), key=lambda i: bundles[i][0] / sizes[i])
+        sizes[fullest] += 1
     if sum(sizes) != num_devices or any(
-        work > UNEVEN * share * size for (work, _), size in zip(bundles, sizes, strict=True)
+        work > uneven * share * size for (work, _), size in zip(bundles, sizes, strict=True)
     ):
         return None
     devices, start = {}, 0

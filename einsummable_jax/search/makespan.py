@@ -17,8 +17,8 @@ from einsummable_jax.search.solver import Solution, minimise
 
 Branch = tuple[int, ...]
 """The devices of a branch."""
-ROUNDS = 3
-"""How often the weights are chosen."""
+ROUNDS = 6
+"""How often the weights are chosen at most."""
 CLOSE = 1e-3
 """Cost and bound closer than this share of the cost count as equal."""
 

@@ -109,8 +109,19 @@ class _Task:
     memory_limit_bytes: float | None
     balance: float
 
-    def solve(self, recomputed: tuple[Recomputation, ...] = (), parts_through_loops: bool = True) -> _Solved:
-        """The cheapest plan, with some tensors computed again, with or without contributions as carries."""
+    def solve(
+        self,
+        recomputed: tuple[Recomputation, ...] = (),
+        parts_through_loops: bool = True,
+        branches_apart: bool = True,
+    ) -> _Solved:
+        """The cheapest plan, with some tensors computed again.
+
+        Args:
+          recomputed: What is computed again.
+          parts_through_loops: Whether carries of loops may be contributions.
+          branches_apart: Whether branches may run side by side.
+        """
         graph = recompute(self.graph, recomputed) if recomputed else self.graph
         started = time.monotonic()
         new_model = functools.partial(
@@ -123,7 +134,8 @@ class _Task:
             self.progress(f"search: {choices} choices, costs between {couplings} pairs of them")
         solution = model.minimise(self.progress)
         lower_bound = solution.lower_bound
-        for devices in side_by_side(graph, model.groups, self.topology.num_devices):
+        placements = side_by_side(graph, model.groups, self.topology.num_devices, self.objective)
+        for devices in placements if branches_apart else ():
             other = new_model(devices)
             found = other.minimise(self.progress)
             lower_bound = min(lower_bound, found.lower_bound)
@@ -163,7 +175,10 @@ class _Task:
             f"{binary(limit_bytes)} are allowed"
         )
         started = time.monotonic()
-        attempts = [cheapest, *self._with_recomputation(cheapest, limit_bytes)]
+        attempts = [cheapest]
+        if cheapest.model.branch_of:  # each is whole on a few devices
+            attempts.append(self.solve(branches_apart=False))
+        attempts += self._with_recomputation(attempts[-1], limit_bytes)
         if cheapest.plan.hands_on_contributions:  # each is of the size of the whole
             attempts.append(self.solve(parts_through_loops=False))
         fitting, failed = [], []
@@ -187,7 +202,7 @@ class _Task:
             recomputed = choose(cheapest.plan, cheapest.model.members, self.topology, wanted_bytes)
             if not recomputed or (found and found[0].plan.recomputed == recomputed):
                 break
-            found = [self.solve(recomputed)]
+            found = [self.solve(recomputed, branches_apart=bool(cheapest.model.branch_of))]
             if found[0].peak_bytes <= limit_bytes:
                 break
         return found
