@@ -13,6 +13,7 @@ from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
 from jax._src.interpreters import partial_eval as pe  # noqa: F401  the alias is what others import
 from jax._src.interpreters import remat as remat
+from jax._src.lax.lax import dot_general_p as dot_general_p
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
 from jax._src.mesh import empty_abstract_mesh as empty_abstract_mesh
 from jax._src.mesh import get_concrete_mesh as get_concrete_mesh

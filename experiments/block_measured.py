@@ -13,7 +13,7 @@ import einsummable_jax
 from einsummable_jax.custom_calls import engine
 from experiments import hlo
 from experiments.baselines import BASELINES, MEGATRON_FAMILY, DoesNotApply, build
-from experiments.common import interleaved_seconds, median_ms
+from experiments.common import IN_A_ROW, interleaved_seconds, median_ms
 from experiments.models.llama import LlamaConfig
 from experiments.workloads import Workload, block_function, make_arguments
 
@@ -39,9 +39,22 @@ class Program:
 
 
 def measure(
-    config: LlamaConfig, workload: Workload, devices: Sequence[jax.Device], repeats: int
+    config: LlamaConfig,
+    workload: Workload,
+    devices: Sequence[jax.Device],
+    repeats: int,
+    baselines: Sequence[str] = tuple(BASELINES),
+    in_a_row: int = IN_A_ROW,
 ) -> list[dict[str, Any]]:
-    """Time one workload on every baseline and on ours, interleaved.
+    """Time one workload on baselines and on ours, interleaved.
+
+    Args:
+      config: Sizes.
+      workload: What to run.
+      devices: CPU devices.
+      repeats: Timed rounds.
+      baselines: Which.
+      in_a_row: Calls of a program one after the other in each round, of which the fastest counts.
 
     Returns:
       A row per program, in the order single device, baselines (with ``skipped``, a reason, for those that do
@@ -54,13 +67,14 @@ def measure(
     single = _single(config, workload, arguments, devices[0])
     reference = _leaves(single.call())
     programs, skipped = [single], []
-    for name in BASELINES:
+    for name in baselines:
         try:
             programs.append(_baseline(name, config, workload, arguments, devices, reference))
         except DoesNotApply as reason:
             skipped.append({"program": name, "skipped": str(reason)})
     programs.append(_ours(config, workload, arguments, devices, reference))
-    seconds = interleaved_seconds({program.name: program.call for program in programs}, repeats)
+    calls = {program.name: program.call for program in programs}
+    seconds = interleaved_seconds(calls, repeats, in_a_row)
     rows = [
         program.row
         | {
@@ -78,7 +92,10 @@ def measure(
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
     times = {row["program"]: row["median_ms"] for row in rows}
     ours_ms = times[OURS]
-    best = min(set(times) - {OURS, SINGLE}, key=times.__getitem__)
+    compared = set(times) - {OURS, SINGLE}
+    if not compared.intersection(MEGATRON_FAMILY):
+        return {}
+    best = min(compared, key=times.__getitem__)
     megatron_ms = min(times[name] for name in MEGATRON_FAMILY if name in times)
     return {
         "best_baseline": best,

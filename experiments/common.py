@@ -45,7 +45,10 @@ def start_devices() -> list[jax.Device]:
 
 
 def interleaved_seconds(
-    programs: Mapping[str, Callable[[], Any]], repeats: int, on_round: Callable[[], object] = lambda: None
+    programs: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    in_a_row: int | None = None,
+    on_round: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
     """Time every program a few times in a row per round, in an order drawn anew each round.
 
@@ -55,6 +58,7 @@ def interleaved_seconds(
     Args:
       programs: By name; each is called without arguments and returns its results.
       repeats: Number of rounds, after one that is not timed.
+      in_a_row: Calls in a row; `IN_A_ROW` by default.
       on_round: Called after each round.
 
     Returns:
@@ -67,7 +71,7 @@ def interleaved_seconds(
     for _ in range(repeats):
         draw.shuffle(order)
         for name in order:
-            seconds[name].append(min(_seconds(programs[name]) for _ in range(IN_A_ROW)))
+            seconds[name].append(min(_seconds(programs[name]) for _ in range(in_a_row or IN_A_ROW)))
         on_round()
     return seconds
 

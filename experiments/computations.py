@@ -11,23 +11,36 @@ import jax
 import jax.numpy as jnp
 
 from einsummable_jax.graph import Graph, build_graph
+from einsummable_jax.graph.streaming import stream
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function and the shapes it is called with."""
+    """A function and the shapes it is called with.
+
+    Attributes:
+      function: The function.
+      arguments: Shapes and dtypes.
+      min_bytes: Least size of what is streamed; None: as for a user's function.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[jax.ShapeDtypeStruct, ...]
+    min_bytes: int | None = None
 
     @functools.cached_property
     def graph(self) -> Graph:
         """Its operations."""
-        return build_graph(jax.make_jaxpr(self.function)(*self.arguments))
+        return stream(build_graph(jax.make_jaxpr(self.function)(*self.arguments)), self.min_bytes)
 
 
 def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Program:
     return Program(function, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+
+
+def _streamed(program: Program) -> Program:
+    """The program, planned at any size as it would be at a large one."""
+    return dataclasses.replace(program, min_bytes=1)
 
 
 def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16) -> Program:
@@ -52,7 +65,7 @@ def _attend_repeated(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def attention(heads: int, tokens: int, head_dim: int, dtype: Any = jnp.bfloat16) -> Program:
     """Multi-head attention without a mask."""
-    return _program(_attend, dtype, *[(tokens, heads, head_dim)] * 3)
+    return _streamed(_program(_attend, dtype, *[(tokens, heads, head_dim)] * 3))
 
 
 def grouped_attention(
@@ -60,7 +73,41 @@ def grouped_attention(
 ) -> Program:
     """Grouped-query attention without a mask."""
     q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_groups, dtype, q, kv, kv)
+    return _streamed(_program(_attend_groups, dtype, q, kv, kv))
+
+
+def masked_attention(
+    heads: int,
+    kv_heads: int,
+    tokens: int,
+    head_dim: int,
+    boundaries: tuple[int, ...] | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> Program:
+    """Grouped-query attention under a known mask: causal, or within the documents of a packed sequence.
+
+    Args:
+      heads: Query heads.
+      kv_heads: Key/value heads.
+      tokens: Tokens of the sequence.
+      head_dim: Size of a head.
+      boundaries: Where documents after the first begin; None: a causal mask.
+      dtype: Type of queries, keys and values.
+    """
+
+    def function(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        place = jnp.arange(tokens)
+        document = jnp.zeros(tokens, jnp.int32)
+        for start in boundaries or ():
+            document += place >= start
+        causal = place[:, None] >= place[None, :]
+        mask = causal if boundaries is None else document[:, None] == document[None, :]
+        scores = jnp.einsum("skgd,tkd->kgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(q.dtype)
+        return jnp.einsum("kgst,tkd->skgd", weights, v)
+
+    q, kv = (tokens, kv_heads, heads // kv_heads, head_dim), (tokens, kv_heads, head_dim)
+    return _streamed(_program(function, dtype, q, kv, kv))
 
 
 def repeated_attention(
@@ -68,7 +115,7 @@ def repeated_attention(
 ) -> Program:
     """The same, written with ``jnp.repeat`` of keys and values."""
     q, kv = (tokens, heads, head_dim), (tokens, kv_heads, head_dim)
-    return _program(_attend_repeated, dtype, q, kv, kv)
+    return _streamed(_program(_attend_repeated, dtype, q, kv, kv))
 
 
 def fused_projection(tokens: int, width: int, out: int, pieces: int, dtype: Any = jnp.bfloat16) -> Program:

@@ -34,7 +34,7 @@ class Kernel:
     times: int
 
 
-def kernels(module: Module) -> list[Kernel]:
+def kernels(module: Module, without_scope: str | None = None) -> list[Kernel]:
     """The kernels of the program: its instructions outside fusions, without those that do no work.
 
     Custom calls and collectives are left out; of operands that are only sliced, the slice counts. Copies
@@ -42,16 +42,23 @@ def kernels(module: Module) -> list[Kernel]:
     makes them, while matrix products on GPUs read operands in any layout. So is arithmetic on single
     numbers, such as offsets, which a GPU compiler puts into the kernels that use them. The slices that
     are the operands of an all-to-all, which only the CPU backend takes apart, are one launch together.
+
+    Args:
+      module: The program.
+      without_scope: Leave out what was traced in a `jax.named_scope` of this name.
     """
-    return list(_kernels(module, module.entry, 1))
+    return list(_kernels(module, module.entry, 1, f"/{without_scope}/" if without_scope else None))
 
 
-def _kernels(module: Module, name: str, times: int) -> Iterator[Kernel]:
+def _kernels(module: Module, name: str, times: int, without: str | None) -> Iterator[Kernel]:
     computation = module.computations[name]
     for instruction in computation.instructions:
         opcode = instruction.opcode
+        if without is not None and without in instruction.attributes:
+            continue
         if opcode in _CONTROL:
-            called = [list(_kernels(module, c, times * instruction.trip_count)) for c in instruction.called]
+            inner = times * instruction.trip_count
+            called = [list(_kernels(module, c, inner, without)) for c in instruction.called]
             for branch in called if opcode != "conditional" else [max(called, key=_total_traffic)]:
                 yield from branch
         elif not _is_relayout_for_dot(module, computation, instruction) and _does_work(

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from einsummable_jax.graph import Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import Graph, JoinAggSpec, Operation
+from einsummable_jax.graph.streaming import STREAMED
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 DeviceBoxes = tuple[Box, ...]
 """The box of each device."""
 
-BALANCED_OPERATIONS = frozenset({"conv_general_dilated", "dot_general", "fft"})
+BALANCED_OPERATIONS = frozenset({"conv_general_dilated", "dot_general", "fft", STREAMED})
 """Operations whose work must be spread evenly; any other may be repeated."""
 BALANCE = 1.01
 """Largest work of a device over the mean that still counts as even."""
@@ -113,7 +114,7 @@ def balanced_calls(operation: Operation, num_devices: int) -> list[DeviceBoxes]:
     found = [boxes for cut, boxes in mesh_cells(extents, num_devices) if _admits(spec, cut, boxes)]
     if operation.primitive not in BALANCED_OPERATIONS:
         return found
-    loads = [max(box.volume for box in boxes) * num_devices / max(spec.space.volume, 1) for boxes in found]
+    loads = [max(map(spec.share, boxes)) * num_devices for boxes in found]
     bound = max(BALANCE, min(loads))
     return [boxes for boxes, load in zip(found, loads, strict=True) if load <= bound]
 
@@ -181,11 +182,10 @@ class _Problem:
         for position, tensor in enumerate(operation.operands):
             needs = [tuple(spec.operand_box(position, b) for b in boxes) for boxes in states]
             self.used.setdefault(tensor, []).append(_End(variable, needs))
-        reduces = any(label.role is Role.REDUCTION for label in spec.labels)
-        parts = [_part_numbers(spec, boxes) for boxes in states] if reduces else None
         for position, tensor in enumerate(operation.results):
             made = [tuple(spec.result_box(position, b) for b in boxes) for boxes in states]
-            self.made[tensor] = _End(variable, made, parts)
+            parts = [_part_numbers(spec, boxes, position) for boxes in states]
+            self.made[tensor] = _End(variable, made, parts if spec.reductions(position) else None)
 
     def factors(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """For each tensor that may be moved, bytes received over the states of its maker and its users."""
@@ -196,9 +196,9 @@ class _Problem:
         ]
 
 
-def _part_numbers(spec: JoinAggSpec, boxes: DeviceBoxes) -> tuple[int, ...]:
+def _part_numbers(spec: JoinAggSpec, boxes: DeviceBoxes, result: int) -> tuple[int, ...]:
     numbers: dict[Box, int] = {}
-    return tuple(numbers.setdefault(spec.reduction_part(box), len(numbers)) for box in boxes)
+    return tuple(numbers.setdefault(spec.reduction_part(box, result), len(numbers)) for box in boxes)
 
 
 # ---- bytes -------------------------------------------------------------------------------------------

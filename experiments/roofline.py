@@ -47,11 +47,14 @@ def halved_elements(topology: Topology) -> Topology:
     )
 
 
-def kernel_seconds(module: hlo.Module, topology: Topology) -> float:
-    """Time of all kernels: for each the larger of arithmetic and memory traffic, plus a fixed cost."""
+def kernel_seconds(module: hlo.Module, topology: Topology, without_scope: str | None = None) -> float:
+    """Time of all kernels: for each the larger of arithmetic and memory traffic, plus a fixed cost.
+
+    Those of the scope ``without_scope`` are left out.
+    """
     names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
     total = 0.0
-    for kernel in kernels(module):
+    for kernel in kernels(module, without_scope):
         arithmetic_s = sum(
             n / topology.flop_rate(names.get(dtype, dtype)) for dtype, n in kernel.flops.items()
         )

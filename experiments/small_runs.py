@@ -30,7 +30,8 @@ def execute(case: Case, machine_name: str, objective: str) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     arguments = [jnp.asarray(draw.standard_normal(s.shape), s.dtype) for s in case.small.arguments]
     devices, topology = jax.devices()[: case.num_devices], machine(machine_name, case.num_devices)
-    plan = search(case.small.graph, topology, objective, boundary=case.boundary(case.small))
+    boundary = case.boundary(case.small)
+    plan = search(case.small.graph, topology, objective, boundary=boundary, balance=case.load_goal)
     plan, programs = with_exchanges(plan, topology)
     executable = Executable(Lowerable(plan, programs, tuple(devices)))
     jax.block_until_ready(executable.place_and_run(arguments))

@@ -23,17 +23,19 @@ class Workload:
       tokens: New tokens per sequence.
       cache_tokens: Length of the key/value cache when this is a decoding step (then ``tokens`` is 1),
         otherwise None: a causal forward pass without a cache.
+      gradient: Whether the gradient is computed, too.
     """
 
     batch: int
     tokens: int
     cache_tokens: int | None = None
+    gradient: bool = False
 
     @property
     def name(self) -> str:
         """``batch x tokens``, with the cache length for a decoding step."""
         cache = f" cache {self.cache_tokens}" if self.cache_tokens else ""
-        return f"{self.batch}x{self.tokens}{cache}"
+        return f"{self.batch}x{self.tokens}{cache}{' gradient' if self.gradient else ''}"
 
     @property
     def is_decode(self) -> bool:
@@ -58,6 +60,10 @@ WORKLOADS = {
     "16x32": Workload(16, 32),
     "64x8": Workload(64, 8),
     "decode": Workload(64, 1, cache_tokens=256),
+    "1x2048": Workload(1, 2048),
+    "1x4096": Workload(1, 4096),
+    "1x2048g": Workload(1, 2048, gradient=True),
+    "1x4096g": Workload(1, 4096, gradient=True),
 }
 
 MEASURED_CONFIG = LlamaConfig(dim=1024, heads=16, kv_heads=4, ffn=2816, layers=1)
@@ -68,6 +74,9 @@ def block_function(
     config: LlamaConfig, workload: Workload, constrain: Constrain = identity
 ) -> Callable[..., Any]:
     """What a workload runs: ``f(params, (x,)) -> (y,)``; decoding ``f(params, (x,), cache, position)``.
+
+    With the gradient: ``f(params, (x,)) -> (loss, (gradient of params, (gradient of x,)))``, the loss being
+    the mean square of ``y``.
 
     The activations are a container, hence state to `einsummable_jax.distribute`: like the hand-written
     baselines it must return ``y`` in the layout in which ``x`` came, as one block after another needs.
@@ -82,6 +91,11 @@ def block_function(
         y, cache = llama.decode_block(params, *activations, cache, position, config, constrain)
         return (y,), cache
 
+    def loss(params: Params, activations: tuple[jax.Array]) -> jax.Array:
+        return jnp.mean(jnp.square(block(params, activations)[0].astype(jnp.float32)))
+
+    if workload.gradient:
+        return jax.value_and_grad(loss, argnums=(0, 1))
     return decode_block if workload.is_decode else block
 
 

@@ -100,7 +100,7 @@ class _Resolver:
         self.buffers: dict[tuple[int, int], list[int]] = {}
         self._taken: dict[object, int] = {}
         self._exchanged: set[int] = set()
-        self._parts: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        self._parts: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._counter = 0
         self._view = functools.lru_cache(maxsize=None)(_view)
         self._boxes = functools.lru_cache(maxsize=None)(self._map_boxes)
@@ -191,7 +191,7 @@ class _Resolver:
         calls, reads = (
             [boxes[d] for d in self.devices] for boxes in (decomposition.calls, decomposition.reads)
         )
-        carried, parts = decomposition.carried, self._parts_made(index)
+        carried = decomposition.carried
         for fetch in self.plan.fetches[index]:
             # Kernel call here or not: all devices take part in all exchanges, in one order.
             self._ensure_exchanged(fetch)
@@ -211,6 +211,7 @@ class _Resolver:
             for position, tensor in enumerate(operation.results):
                 result_boxes = self._boxes(spec.results[position], boxes)
                 buffer = self.new_buffer()
+                parts = self._parts_made(index, position)
                 numbers = [parts[d][call] for d in self.devices]
                 made[position][self._tile_index(tensor, result_boxes, numbers)] = buffer
                 results.append((buffer, self._view(result_boxes)))
@@ -218,11 +219,11 @@ class _Resolver:
         for position, tensor in enumerate(operation.results):
             self.buffers[tensor, 0] = [made[position][i] for i in sorted(made[position]) if i >= 0]
 
-    def _parts_made(self, index: int) -> tuple[tuple[int, ...], ...]:
+    def _parts_made(self, index: int, result: int) -> tuple[tuple[int, ...], ...]:
         spec, decomposition = self.plan.graph.operations[index].spec, self.plan.decompositions[index]
-        key = (id(spec), id(decomposition))
+        key = (id(spec), id(decomposition), result)
         if key not in self._parts:
-            self._parts[key] = parts_made(spec, decomposition)
+            self._parts[key] = parts_made(spec, decomposition, result)
         return self._parts[key]
 
     def _once_operands(self, index: int, call: int) -> CountOnce | None:

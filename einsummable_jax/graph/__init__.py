@@ -11,6 +11,7 @@ from einsummable_jax.graph.graph import Graph as Graph
 from einsummable_jax.graph.graph import Loop as Loop
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor
+from einsummable_jax.graph.hull import Hull as Hull
 from einsummable_jax.graph.recompute import Recomputation as Recomputation
 from einsummable_jax.graph.recompute import recompute as recompute
 from einsummable_jax.graph.rules import coverage_table as coverage_table
@@ -23,4 +24,5 @@ from einsummable_jax.graph.spec import Label as Label
 from einsummable_jax.graph.spec import LocalArray as LocalArray
 from einsummable_jax.graph.spec import LocalCall as LocalCall
 from einsummable_jax.graph.spec import Role as Role
+from einsummable_jax.graph.spec import points_within as points_within
 from einsummable_jax.graph.trace import build_graph as build_graph

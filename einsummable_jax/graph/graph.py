@@ -121,6 +121,8 @@ class Graph:
       state: Pairs ``(input position, output position)`` that must keep one layout: the result comes
         back as the argument of the next call.
       loops: Operations that run repeatedly; loops stand after those around them.
+      stored: In words, the contractions whose large results are stored though they look like ones that are
+        used up at once, and why.
     """
 
     tensors: tuple[Tensor, ...]
@@ -130,6 +132,7 @@ class Graph:
     literals: dict[int, Any]
     state: tuple[tuple[int, int], ...] = ()
     loops: tuple[Loop, ...] = ()
+    stored: tuple[str, ...] = ()
 
     @functools.cached_property
     def loop_of_operation(self) -> tuple[int | None, ...]:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from einsummable_jax.graph.hull import Hull
 from einsummable_jax.layout import Box, Interval, Monoid
 
 
@@ -24,7 +26,8 @@ class Role(enum.Enum):
     PASS_THROUGH = "pass-through"
     """Every result has the label: the pieces are disjoint tiles of the result."""
     REDUCTION = "reduction"
-    """Results lack the label: the pieces are contributions, aggregated by the label's monoid."""
+    """A result lacks the label: the pieces are contributions to it, aggregated by the label's monoid. (To
+    other results, that have it, it passes through.)"""
     REPLICATED = "needs replication"
     """May not be cut: every kernel call runs over the whole extent."""
 
@@ -64,12 +67,14 @@ class DimMap:
       offset: Constant added.
       window: Points touched from each position on (a halo when larger than the stride); None: one point
         if there are terms, else the whole dimension.
+      hull: Nothing outside of it is touched; None: no such bound.
     """
 
     extent: int
     terms: tuple[tuple[int, int], ...] = ()
     offset: int = 0
     window: int | None = None
+    hull: Hull | None = None
 
     def interval(self, box: Box) -> Interval:
         """The interval touched by the iteration box ``box``."""
@@ -81,6 +86,9 @@ class DimMap:
             low += stride * (start if stride > 0 else stop - 1)
             high += stride * (stop - 1 if stride > 0 else start)
         high += self.window if self.window is not None else (1 if self.terms else self.extent)
+        if self.hull is not None:
+            first, last = self.hull.interval(*box.bounds[self.hull.label])
+            low, high = max(low, first), min(high, last)
         low, high = (min(max(edge, 0), self.extent) for edge in (low, high))
         return (low, max(low, high))
 
@@ -148,6 +156,16 @@ class Commutes:
         return self.monoid in (None, monoid) and self.operands.issuperset(operands)
 
 
+def points_within(bounds: np.ndarray, within: tuple[int, Hull] | None) -> np.ndarray:
+    """How many points boxes ``[..., labels, 2]`` have, of those ``within`` the hull of a label, floats."""
+    sizes = np.diff(bounds, axis=-1)[..., 0].astype(np.float64)
+    if within is None:
+        return np.prod(sizes, axis=-1)
+    label, hull = within
+    others = np.delete(sizes, [label, hull.label], axis=-1).prod(axis=-1)
+    return others * hull.points(bounds[..., hull.label, :], bounds[..., label, :])
+
+
 def linear(*operands: int) -> Commutes:
     """The operation is linear in ``operands`` together, the others held."""
     return Commutes(frozenset(operands), Monoid.SUM)
@@ -176,6 +194,7 @@ class JoinAggSpec:
         (also broadcasts and transposes): neighbours of this kind share one decomposition.
       has_rule: False for a primitive that no rule covers: it is replicated.
       commutes: Sets of operands that may be contributions, each set by itself.
+      within: A label, and the hull in which it is; points outside contribute nothing and cost nothing.
     """
 
     labels: tuple[Label, ...]
@@ -186,6 +205,7 @@ class JoinAggSpec:
     elementwise: bool = False
     has_rule: bool = True
     commutes: tuple[Commutes, ...] = ()
+    within: tuple[int, Hull] | None = None
 
     def __post_init__(self) -> None:
         names = [label.name for label in self.labels]
@@ -207,13 +227,22 @@ class JoinAggSpec:
             appears = [any(label_index == t for m in r for t, _ in m.terms) for r in self.results]
             if label.role is Role.PASS_THROUGH and not all(appears):
                 raise ValueError(f"pass-through label {label.name!r} is missing from a result")
-            if label.role is Role.REDUCTION and any(appears):
-                raise ValueError(f"reduction label {label.name!r} appears in a result")
+            if label.role is Role.REDUCTION and all(appears) and appears:
+                raise ValueError(f"reduction label {label.name!r} appears in every result")
 
     @property
     def space(self) -> Box:
         """The whole iteration space."""
         return Box.full([label.extent for label in self.labels])
+
+    def points(self, bounds: np.ndarray) -> np.ndarray:
+        """How many points of boxes ``[..., labels, 2]`` of the iteration space cost something, floats."""
+        return points_within(bounds, self.within)
+
+    def share(self, box: Box) -> float:
+        """The share of the arithmetic that the box ``box`` has."""
+        whole = float(self.points(np.array(self.space.bounds, np.int64).reshape(-1, 2)))
+        return float(self.points(np.array(box.bounds, np.int64).reshape(-1, 2))) / max(whole, 1.0)
 
     def operand_box(self, operand: int, box: Box) -> Box:
         """The box of operand number ``operand`` that the iteration box ``box`` needs."""
@@ -234,12 +263,12 @@ class JoinAggSpec:
         """The set in which ``operands`` may be contributions by ``monoid``; None if there is none."""
         return next((c for c in self.commutes if c.covers(operands, monoid)), None)
 
-    def reduction_part(self, box: Box) -> Box:
-        """The box of reduction labels alone: kernel calls that agree here make the same contribution."""
-        return Box(
-            tuple(
-                bound
-                for label, bound in zip(self.labels, box.bounds, strict=True)
-                if label.role is Role.REDUCTION
-            )
-        )
+    def reductions(self, result: int) -> tuple[int, ...]:
+        """Positions of the labels that are aggregated to make result number ``result``."""
+        shown = {label for dim_map in self.results[result] for label, _ in dim_map.terms}
+        roles = enumerate(label.role for label in self.labels)
+        return tuple(i for i, role in roles if role is Role.REDUCTION and i not in shown)
+
+    def reduction_part(self, box: Box, result: int) -> Box:
+        """The box of what is aggregated alone: kernel calls that agree here make the same contribution."""
+        return Box(tuple(box.bounds[label] for label in self.reductions(result)))

@@ -24,6 +24,7 @@ from einsummable_jax.graph.graph import (
     Operation,
     Tensor,
 )
+from einsummable_jax.graph.prune import compacted
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.rules.loops import link_spec
 
@@ -280,35 +281,16 @@ class _Builder:
         """The graph of what the outputs need, tensors renumbered without gaps."""
         numbers = sorted(self._needed(outputs))
         kept = [self.operations[old] for old in numbers]
-        loops = _renumbered_loops(self.loops, numbers)
-        used = set(inputs) | set(outputs)
-        for operation in kept:
-            used.update(operation.operands, operation.results)
-        for loop in loops:
-            used.update(tensor for carry in loop.carries for tensor in (carry.next, carry.final))
-        order = sorted(used)
-        number = {old: new for new, old in enumerate(order)}
-        renumber = lambda old: tuple(number[x] for x in old)  # noqa: E731
-        return Graph(
-            tensors=tuple(self.tensors[old] for old in order),
-            operations=tuple(
-                dataclasses.replace(op, operands=renumber(op.operands), results=renumber(op.results))
-                for op in kept
-            ),
-            inputs=renumber(inputs),
-            outputs=renumber(outputs),
-            literals={number[old]: value for old, value in self.literals.items() if old in number},
-            state=tuple(state),
-            loops=tuple(
-                dataclasses.replace(
-                    loop,
-                    carries=tuple(
-                        Carry(carry.operation, number[carry.next], number[carry.final])
-                        for carry in loop.carries
-                    ),
-                )
-                for loop in loops
-            ),
+        return compacted(
+            Graph(
+                tensors=tuple(self.tensors),
+                operations=tuple(kept),
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                literals=self.literals,
+                state=tuple(state),
+                loops=tuple(_renumbered_loops(self.loops, numbers)),
+            )
         )
 
     def _needed(self, outputs: Sequence[int]) -> set[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from einsummable_jax.graph import ArrayMap, Graph, JoinAggSpec, Role
+from einsummable_jax.graph import ArrayMap, Graph, Hull, JoinAggSpec, Role
 from einsummable_jax.search.candidates import Candidates
-from einsummable_jax.search.cover_search import BALANCED
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
+from einsummable_jax.search.loads import loads_within
 from einsummable_jax.search.partial import Tiles
 from einsummable_jax.search.tile_layouts import touched_boxes
 
@@ -36,10 +36,10 @@ def single_tiles(candidates: Candidates, mapped: ArrayMap, reductions: Sequence[
     return boxes, parts, np.prod(candidates.parts[:, list(reductions)], axis=1, dtype=np.int64)
 
 
-def reduction_labels(group: Group, member: int, spec: JoinAggSpec) -> tuple[int, ...]:
-    """The group's labels that one member aggregates over."""
-    pairs = zip(group.labels[member], spec.labels, strict=True)
-    return tuple(new for new, label in pairs if new is not None and label.role is Role.REDUCTION)
+def reduction_labels(group: Group, member: int, spec: JoinAggSpec, result: int) -> tuple[int, ...]:
+    """The group's labels that one member aggregates over to make a result."""
+    labels = (group.labels[member][label] for label in spec.reductions(result))
+    return tuple(label for label in labels if label is not None)
 
 
 def monoids_of(group: Group, member: int, spec: JoinAggSpec) -> tuple[Any, ...]:
@@ -61,9 +61,12 @@ def one_monoid(candidates: Candidates, of_label: Sequence[Any]) -> np.ndarray:
     return np.sum(cuts, axis=0) <= 1
 
 
-def most_balanced(found: Candidates, covers: Covers) -> tuple[Candidates, Covers]:
-    """Those whose most loaded device has about the least work."""
-    loads, cover_loads = found.loads.max(axis=1), covers.loads.max(axis=1, initial=0.0)
-    limit = BALANCED * min(loads.min(), cover_loads.min(initial=np.inf))
+def most_balanced(
+    found: Candidates, covers: Covers, within: tuple[int, Hull] | None, balance: float
+) -> tuple[Candidates, Covers]:
+    """Those whose most loaded device has at most ``balance`` times the least work."""
+    loads = loads_within(found, within).max(axis=1)
+    cover_loads = loads_within(covers, within).max(axis=1, initial=0.0)
+    limit = balance * min(loads.min(), cover_loads.min(initial=np.inf))
     kept = tuple(c for c, load in zip(covers.calls, cover_loads.tolist(), strict=True) if load <= limit)
     return found.take(loads <= limit), Covers(kept, covers.rank, covers.num_devices)

@@ -29,11 +29,15 @@ def map_boxes(array_map: ArrayMap, calls: Sequence[Box]) -> tuple[Box, ...]:
 
 
 def operand_needs(array_map: ArrayMap, decomposition: Decomposition) -> Needs:
-    """The distinct non-empty boxes of one operand that each device's kernel calls read, in call order."""
-    return tuple(
-        tuple(dict.fromkeys(box for box in map_boxes(array_map, calls) if not box.is_empty))
-        for calls in decomposition.reads
-    )
+    """The distinct non-empty boxes of one operand that each device's kernel calls read, in call order.
+
+    A box within another one is no need of its own.
+    """
+    needs = []
+    for calls in decomposition.reads:
+        boxes = list(dict.fromkeys(box for box in map_boxes(array_map, calls) if not box.is_empty))
+        needs.append(tuple(b for b in boxes if not any(o.contains(b) for o in boxes if o != b)))
+    return tuple(needs)
 
 
 def result_relations(
@@ -50,9 +54,10 @@ def result_relations(
       shapes_dtypes: Shape and dtype of each result.
       carried: What aggregates the operands that are contributions, if any are.
     """
-    monoid, parts = result_monoid(spec, decomposition, carried), parts_made(spec, decomposition)
     relations = []
-    for array_map, (shape, dtype) in zip(spec.results, shapes_dtypes, strict=True):
+    for result, (array_map, (shape, dtype)) in enumerate(zip(spec.results, shapes_dtypes, strict=True)):
+        monoid = result_monoid(spec, decomposition, carried, result)
+        parts = parts_made(spec, decomposition, result)
         tiles = [
             list(zip(map_boxes(array_map, calls), numbers, strict=True))
             for calls, numbers in zip(decomposition.calls, parts, strict=True)

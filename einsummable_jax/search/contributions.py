@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from einsummable_jax.graph import SCAN_CARRY, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import SCAN_CARRY, JoinAggSpec, Operation
 from einsummable_jax.layout import Box, Monoid, Relation
 from einsummable_jax.search.plan import Carried, Decomposition, Spread
 
@@ -38,36 +38,41 @@ def parts_read(decomposition: Decomposition) -> tuple[tuple[int, ...], ...]:
     return tuple((0,) * len(calls) for calls in decomposition.calls)
 
 
-def contributions(spec: JoinAggSpec, decomposition: Decomposition) -> tuple[tuple[Contribution, ...], ...]:
-    """What each kernel call contributes, by device."""
+def contributions(
+    spec: JoinAggSpec, decomposition: Decomposition, result: int
+) -> tuple[tuple[Contribution, ...], ...]:
+    """What each kernel call contributes to a result, by device."""
     return tuple(
-        tuple((part, spec.reduction_part(box)) for part, box in zip(parts, calls, strict=True))
+        tuple((part, spec.reduction_part(box, result)) for part, box in zip(parts, calls, strict=True))
         for parts, calls in zip(parts_read(decomposition), decomposition.calls, strict=True)
     )
 
 
-def parts_made(spec: JoinAggSpec, decomposition: Decomposition) -> tuple[tuple[int, ...], ...]:
-    """The part of the results that each kernel call makes, by device: contributions in ascending order."""
-    made = contributions(spec, decomposition)
+def parts_made(spec: JoinAggSpec, decomposition: Decomposition, result: int) -> tuple[tuple[int, ...], ...]:
+    """The part of a result that each kernel call makes, by device: contributions in ascending order."""
+    made = contributions(spec, decomposition, result)
     numbers = {part: number for number, part in enumerate(sorted(set(itertools.chain(*made))))}
     return tuple(tuple(numbers[part] for part in parts) for parts in made)
 
 
-def result_monoid(spec: JoinAggSpec, decomposition: Decomposition, carried: Monoid | None) -> Monoid | None:
-    """What aggregates the contributions to the results; None if there is one only.
+def result_monoid(
+    spec: JoinAggSpec, decomposition: Decomposition, carried: Monoid | None, result: int
+) -> Monoid | None:
+    """What aggregates the contributions to a result; None if there is one only.
 
     Args:
       spec: The operation.
       decomposition: How it is run.
       carried: What aggregates its carried operands, if it has some.
+      result: Number of the result.
 
     Raises:
       PlanError: If contributions of one kind are cut in contributions of another.
     """
-    parts = set(itertools.chain(*contributions(spec, decomposition)))
+    parts = set(itertools.chain(*contributions(spec, decomposition, result)))
     if len(parts) <= 1:
         return None
-    reductions = [label for label in spec.labels if label.role is Role.REDUCTION]
+    reductions = [spec.labels[label] for label in spec.reductions(result)]
     cut = [x for i, x in enumerate(reductions) if len({box.bounds[i] for _, box in parts}) > 1]
     monoids = {label.monoid for label in cut} | ({carried} if carried else set())
     if len(monoids) != 1:

@@ -17,7 +17,9 @@ from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.covers import (
     MAX_CALLS,
     Covers,
+    at_edges,
     columns,
+    folded,
     guillotine,
     is_partition,
     overlaps_itself,
@@ -189,7 +191,7 @@ class CoverSearch:
 
     def _seeds(self, number: int, points: dict[int, tuple[int, ...]]) -> list[DeviceBoxes]:
         form = self._forms[number]
-        key = (id(form), tuple(self._sizes[number]), tuple(points.items()))
+        key = (id(form), self.groups[number].within, tuple(self._sizes[number]), tuple(points.items()))
         if key not in self._seeded:
             made = dict.fromkeys(self._make(number, points))
             found = [self._one(self._placed(form, calls)) for calls in made if self._admits(form, calls)]
@@ -201,6 +203,11 @@ class CoverSearch:
         form = self._forms[number]
         p, extents, cuttable = len(form.devices), form.extents, form.cuttable
         yield from itertools.islice(segments(extents, cuttable, points, p), MAX_SEEDS)
+        within = self.groups[number].within
+        if within is not None:
+            hull = within[1]
+            yield from folded(extents, cuttable, hull.label, p)
+            yield from at_edges(extents, cuttable, hull, p)
         runs = {
             merged_run(dim, extents) for array_map in form.merged for dim in array_map if len(dim.terms) > 1
         }

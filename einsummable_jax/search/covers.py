@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from einsummable_jax.graph import Hull
 from einsummable_jax.layout import Box, even_cuts
 from einsummable_jax.search.candidates import mesh_candidates
 from einsummable_jax.search.tiles import Bounds, DeviceBoxes, common, disjoint, linear_boxes, volume
@@ -319,6 +320,59 @@ def _segment_boxes(
         if low < high:
             boxes.append((*box[:broken], (start + low, start + high), *box[broken + 1 :]))
     return tuple(boxes)
+
+
+# ---- work that is spread unevenly -------------------------------------------------------------------
+
+
+def folded(
+    extents: Sequence[int], cuttable: Sequence[bool], label: int, num_devices: int
+) -> Iterator[DeviceBoxes]:
+    """Cuts of a label in which each device has an interval from the front and its mirror image (a zigzag).
+
+    Where work grows or falls along the label, as under a causal mask, the two make even shares. The label may
+    be folded by a factor of the device count, another label cut by the rest of it.
+    """
+    for factor in _divisors(num_devices):
+        parts = num_devices // factor
+        if parts < 2 or not cuttable[label] or extents[label] < 2 * parts:
+            continue
+        pieces = even_cuts(extents[label], 2 * parts)
+        pairs = [(pieces[i], pieces[2 * parts - 1 - i]) for i in range(parts)]
+        yield from _beside(extents, cuttable, label, pairs, factor)
+
+
+def at_edges(
+    extents: Sequence[int], cuttable: Sequence[bool], hull: Hull, num_devices: int
+) -> Iterator[DeviceBoxes]:
+    """Cuts of a label in intervals with equally much work, by factors of the device count."""
+    for factor in _divisors(num_devices):
+        parts = num_devices // factor
+        if parts < 2 or not cuttable[hull.label]:
+            continue
+        edges = hull.balanced_edges(parts)
+        if all(a < b for a, b in itertools.pairwise(edges)):
+            intervals = [(pair,) for pair in itertools.pairwise(edges)]
+            yield from _beside(extents, cuttable, hull.label, intervals, factor)
+
+
+def _beside(
+    extents: Sequence[int],
+    cuttable: Sequence[bool],
+    label: int,
+    intervals: Sequence[tuple[tuple[int, int], ...]],
+    factor: int,
+) -> Iterator[DeviceBoxes]:
+    """Each device has one of ``intervals`` of a label, and an even share of one other label."""
+    others = [i for i, n in enumerate(extents) if i != label and cuttable[i] and n >= factor]
+    for other in others if factor > 1 else [None]:
+        calls = []
+        for held, cell in itertools.product(intervals, range(factor)):
+            box = [(0, n) for n in extents]
+            if other is not None:
+                box[other] = even_cuts(extents[other], factor)[cell]
+            calls.append(tuple((*box[:label], interval, *box[label + 1 :]) for interval in held))
+        yield tuple(calls)
 
 
 # ---- what is admissible ----------------------------------------------------------------------------

@@ -57,7 +57,9 @@ def in_order(graph: Graph, groups: Sequence[Group]) -> list[int]:
 
 
 def monoid_made(spec: JoinAggSpec) -> Monoid | None:
-    """What aggregates the contributions that an operation makes itself; None if it makes none."""
+    """What aggregates the contributions that an operation makes itself; None if some result has none."""
+    if len({spec.reductions(result) for result in range(len(spec.results))}) > 1:
+        return None
     monoids = {label.monoid for label in spec.labels if label.role is Role.REDUCTION}
     return monoids.pop() if len(monoids) == 1 else None
 

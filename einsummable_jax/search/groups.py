@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from einsummable_jax.graph import ArrayMap, DimMap, Graph, JoinAggSpec, Operation, Role
+from einsummable_jax.graph import ArrayMap, DimMap, Graph, Hull, JoinAggSpec, Operation, Role
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Group:
       members: Operation numbers, in order.
       labels: For each member, the group's label for each of the operation's labels; None for a label
         of extent 1 that the group lacks.
+      within: A label, and the hull in which all work is; see `JoinAggSpec`.
     """
 
     extents: tuple[int, ...]
@@ -29,6 +30,7 @@ class Group:
     names: tuple[str, ...]
     members: tuple[int, ...]
     labels: Mapping[int, tuple[int | None, ...]]
+    within: tuple[int, Hull] | None = None
 
     def array_map(self, operation: int, array_map: ArrayMap) -> ArrayMap:
         """A map of one member's labels as a map of the group's labels."""
@@ -42,7 +44,10 @@ def _rename(dim_map: DimMap, renamed: tuple[int | None, ...]) -> DimMap:
     terms = tuple((new, stride) for label, stride in dim_map.terms if (new := renamed[label]) is not None)
     # A dropped label of extent 1 only ever adds zero; without terms the window must say "one point".
     window = 1 if dim_map.terms and not terms and dim_map.window is None else dim_map.window
-    return dataclasses.replace(dim_map, terms=terms, window=window)
+    hull = dim_map.hull
+    if hull is not None and (label := renamed[hull.label]) is not None:
+        hull = hull.of_label(label)
+    return dataclasses.replace(dim_map, terms=terms, window=window, hull=hull)
 
 
 def make_groups(graph: Graph) -> list[Group]:
@@ -69,7 +74,7 @@ def identity_labels(array_map: ArrayMap, spec: JoinAggSpec) -> tuple[int | None,
         if dim_map.extent == 1:
             dims.append(None)
             continue
-        if len(dim_map.terms) != 1 or dim_map.offset or dim_map.window not in (None, 1):
+        if len(dim_map.terms) != 1 or dim_map.offset or dim_map.window not in (None, 1) or dim_map.hull:
             return None
         label, stride = dim_map.terms[0]
         if stride != 1 or label in dims or spec.labels[label].extent != dim_map.extent:
@@ -192,4 +197,13 @@ class _Merger:
             names=tuple(spec.labels[k].name for k in kept),
             members=tuple(members),
             labels=labels,
+            within=_within(spec, labels[founder]) if len(members) == 1 else None,
         )
+
+
+def _within(spec: JoinAggSpec, renamed: tuple[int | None, ...]) -> tuple[int, Hull] | None:
+    if spec.within is None:
+        return None
+    label, hull = spec.within
+    inner, outer = renamed[label], renamed[hull.label]
+    return None if inner is None or outer is None else (inner, hull.of_label(outer))

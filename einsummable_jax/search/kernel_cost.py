@@ -13,6 +13,7 @@ from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
+from einsummable_jax.search.loads import loads_within, whole_load
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
 
@@ -53,7 +54,7 @@ class KernelCost:
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE for op in operations):
             return np.zeros(len(candidates))
-        share = candidates.loads / max(math.prod(group.extents), 1)
+        share = loads_within(candidates, group.within) / whole_load(group)
         flops = sum(op.spec.flops for op in operations) * share
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
         calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0

@@ -25,7 +25,7 @@ from einsummable_jax.search.carries import carry_calls
 from einsummable_jax.search.constrained import constrained_calls, constrained_tensors, constraint_in
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.coupling import Coupling, Endpoint, PartsTable
-from einsummable_jax.search.cover_search import CoverSearch
+from einsummable_jax.search.cover_search import BALANCED, CoverSearch
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
@@ -75,6 +75,7 @@ class Model:
       boundary: What the layouts of inputs and results may be.
       devices: For each group the devices that may run it; by default all.
       parts_through_loops: Whether a step of a loop may leave contributions to the next one.
+      balance: Under ``"bytes"``, how many times the least possible work of a contraction a device may have.
 
     Attributes:
       groups: The groups of the graph, each of which is one variable.
@@ -94,10 +95,12 @@ class Model:
         boundary: Boundary | None = None,
         devices: Sequence[tuple[int, ...]] | None = None,
         parts_through_loops: bool = True,
+        balance: float = BALANCED,
     ) -> None:
         self.graph = graph
         self.topology = topology
         self.objective = objective
+        self._balance = balance
         self._boundary = (boundary or Boundary.chosen(graph)).settled(graph, topology.num_devices)
         self.builder = EnergyBuilder()
         self._kernel_cost = KernelCost(graph, topology)
@@ -273,6 +276,7 @@ class Model:
             frozenset(merged),
             monoids,
             balanced,
+            group.within,
             devices,
             offered,
         )
@@ -285,7 +289,9 @@ class Model:
                 keep &= one_monoid(found, of_label)
             found = found.take(keep).placed(devices, self.topology.num_devices)
             covers = Covers(offered, len(group.extents), self.topology.num_devices)
-            self._memo[key] = most_balanced(found, covers) if balanced else (found, covers)
+            self._memo[key] = (
+                most_balanced(found, covers, group.within, self._balance) if balanced else (found, covers)
+            )
         return self._memo[key]
 
     def _constrained(self, group: Group, constraint: Constraint) -> tuple[Candidates, Covers]:
@@ -332,7 +338,7 @@ class Model:
         spec = self.graph.operations[member].spec
         array_map = (spec.results if made else spec.operands)[position]
         mapped = group.array_map(member, array_map)
-        reductions = reduction_labels(group, member, spec) if made else ()
+        reductions = reduction_labels(group, member, spec, position) if made else ()
         on_parts = carried.runs_on_parts(group.members.index(member), None if made else position)
         on_contributions = carried.candidates if made else carried.reads
         blocks = id(candidates), id(covers), id(carried), id(on_contributions)

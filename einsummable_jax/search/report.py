@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from einsummable_jax.graph import SCAN_SLICE, SCAN_STACK, Operation
+from einsummable_jax.graph.streaming import STREAMED
 from einsummable_jax.search.device_memory import binary
 from einsummable_jax.search.groups import make_groups
 from einsummable_jax.search.plan import Plan
@@ -101,6 +102,8 @@ def format_plan(plan: Plan, verbose: bool = False) -> str:
         *_branch_lines(plan),
         f"cost {plan.cost * scale:.6g} {unit}, proven to be at most {gap:.2%} above the least",
     ]
+    if plan.graph.stored:
+        lines += ["large, and stored whole:", *(f"  {words}" for words in plan.graph.stored)]
     without_rule = [op for op in plan.graph.operations if not op.spec.has_rule]
     if without_rule:
         lines.append("replicated, having no rule:")
@@ -219,7 +222,7 @@ def _row(plan: Plan, members: Sequence[int], exchanged: dict[int | None, list[in
     numbers = [n for m in members for n in exchanged.get(m, ())]
     device_flops = [
         sum(
-            op.spec.flops * box.volume / max(op.spec.space.volume, 1)
+            op.spec.flops * op.spec.share(box)
             for m, op in zip(members, operations, strict=True)
             for box in plan.decompositions[m].calls[d]
         )
@@ -262,9 +265,10 @@ def _device_bytes(plan: Plan, members: Sequence[int], device: int) -> int:
 
 def _names(operations: Sequence[Operation]) -> str:
     """Primitive names, the most arithmetic first, and how many others."""
-    names = list(dict.fromkeys(op.primitive for op in sorted(operations, key=lambda op: -op.spec.flops)))
+    main = max(operations, key=lambda op: op.spec.flops)
+    name = f"{main.primitive} ({main.params['how']})" if main.primitive == STREAMED else main.primitive
     rest = len(operations) - 1
-    return names[0] + (f" +{rest}" if rest else "")
+    return name + (f" +{rest}" if rest else "")
 
 
 def _bytes(plan: Plan, numbers: Sequence[int]) -> int:

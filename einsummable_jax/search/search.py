@@ -13,6 +13,7 @@ from einsummable_jax.graph import Graph, Recomputation, recompute
 from einsummable_jax.search.assemble import assemble
 from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.branches import side_by_side
+from einsummable_jax.search.cover_search import BALANCED
 from einsummable_jax.search.device_memory import binary
 from einsummable_jax.search.memory import plan_memory
 from einsummable_jax.search.memory_limit import MemoryLimitError, fit
@@ -35,6 +36,7 @@ def search(
     *,
     donated: tuple[int, ...] = (),
     memory_limit_bytes: float | None = None,
+    balance: float = BALANCED,
 ) -> Plan:
     """Find a plan of least modelled cost for a whole graph.
 
@@ -49,6 +51,8 @@ def search(
         that a `NamedSharding` can hold.
       donated: Positions of the inputs whose buffers results may take over.
       memory_limit_bytes: The most that a device may hold, see `search.memory`; None: any number.
+      balance: Under ``"bytes"``, how many times the least possible work the most loaded device may have of a
+        contraction.
 
     Returns:
       The plan, with a proven lower bound of its cost over the decompositions searched.
@@ -59,7 +63,9 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is none of {OBJECTIVES}")
-    task = _Task(graph, topology, objective, progress or logger.info, boundary, donated, memory_limit_bytes)
+    task = _Task(
+        graph, topology, objective, progress or logger.info, boundary, donated, memory_limit_bytes, balance
+    )
     cheapest = task.solve()
     if memory_limit_bytes is None or cheapest.peak_bytes <= memory_limit_bytes:
         return cheapest.plan
@@ -101,14 +107,16 @@ class _Task:
     boundary: Boundary | None
     donated: tuple[int, ...]
     memory_limit_bytes: float | None
+    balance: float
 
     def solve(self, recomputed: tuple[Recomputation, ...] = (), parts_through_loops: bool = True) -> _Solved:
         """The cheapest plan, with some tensors computed again, with or without contributions as carries."""
         graph = recompute(self.graph, recomputed) if recomputed else self.graph
         started = time.monotonic()
-        model = Model(
-            graph, self.topology, self.objective, self.boundary, parts_through_loops=parts_through_loops
+        new_model = functools.partial(
+            Model, graph, self.topology, self.objective, self.boundary, balance=self.balance
         )
+        model = new_model(parts_through_loops=parts_through_loops)
         built = time.monotonic()
         if built - started > 1.0:
             choices, couplings = len(model.energy.unaries), len(model.energy.pairwise)
@@ -116,7 +124,7 @@ class _Task:
         solution = model.minimise(self.progress)
         lower_bound = solution.lower_bound
         for devices in side_by_side(graph, model.groups, self.topology.num_devices):
-            other = Model(graph, self.topology, self.objective, self.boundary, devices)
+            other = new_model(devices)
             found = other.minimise(self.progress)
             lower_bound = min(lower_bound, found.lower_bound)
             if found.cost < solution.cost:

@@ -273,6 +273,10 @@ def touched_boxes(array_map: ArrayMap, bounds: np.ndarray) -> np.ndarray:
             high += stride * (last if stride > 0 else start)
         window = dim_map.window
         high += window if window is not None else (1 if dim_map.terms else dim_map.extent)
+        if dim_map.hull is not None:
+            rows = bounds[..., dim_map.hull.label, :]
+            first, last = dim_map.hull.intervals(rows[..., 0], rows[..., 1])
+            low, high = np.maximum(low, first), np.minimum(high, last)
         low = np.clip(low, 0, dim_map.extent)
         high = np.maximum(np.clip(high, 0, dim_map.extent), low)
         boxes[..., dim, 0] = np.where(empty, 0, low)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from einsummable_jax.graph import Carry, Graph
+from einsummable_jax.graph.streaming import STREAMED
 from einsummable_jax.layout import Monoid
 from einsummable_jax.search.flows import Flow, FlowFrom, all_flows, monoid_made, reached, readers_of
 from einsummable_jax.search.groups import Group
 
 MAX_FLOWS = 2
 """Flows of one group that are tried, those that save most."""
-CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", STREAMED})
 """Operations whose work, done anew for each contribution, costs much."""
 CONTRACTION_SHRINKS = 8.0
 """How many times less a contraction must leave than it is given for that to be worth it."""

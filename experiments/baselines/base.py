@@ -114,6 +114,8 @@ class BuiltBaseline:
         """The jitted block."""
         inputs = self.shardings
         outputs = (inputs[1], inputs[2]) if self.workload.is_decode else inputs[1]
+        if self.workload.gradient:
+            outputs = (NamedSharding(self.mesh, P()), inputs)
         return jax.jit(
             block_function(self.config, self.workload, self.constrain),
             in_shardings=inputs,
@@ -135,8 +137,18 @@ class BuiltBaseline:
             rest[0] = _repeat(rest[0], ("k", "v"), 2, repeat)
         return jax.device_put((params, x, *rest), self.shardings)
 
+    @property
+    def original(self) -> LlamaConfig:
+        """Sizes without repeated heads."""
+        return dataclasses.replace(self.config, kv_heads=self.config.kv_heads // self.baseline.kv_repeat)
+
     def unrepeat(self, result: Any) -> Any:
         """The block's result as the workload without repeated heads returns it."""
+        if self.workload.gradient:
+            loss, (params, x) = result
+            shapes, repeat = block_shapes(self.original), self.baseline.kv_repeat
+            summed = {name: _sum_repeated(params[name], repeat) for name in ("wk", "wv")}
+            return loss, ({name: (params | summed)[name].reshape(shapes[name]) for name in params}, x)
         if not self.workload.is_decode:
             return result
         out, cache = result
@@ -145,6 +157,12 @@ class BuiltBaseline:
 
 def _repeat(tree: dict[str, Any], names: Sequence[str], axis: int, repeat: int) -> dict[str, Any]:
     return tree | {name: jnp.repeat(tree[name], repeat, axis=axis) for name in names}
+
+
+def _sum_repeated(gradient: jax.Array, repeat: int) -> jax.Array:
+    """The gradient of what was repeated along dimension 1."""
+    first, heads, *rest = gradient.shape
+    return gradient.reshape(first, heads // repeat, repeat, *rest).sum(axis=2)
 
 
 def build(

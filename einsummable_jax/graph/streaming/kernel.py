@@ -1,0 +1,427 @@
+"""The local kernel of a pass: a loop over tiles that makes each of them, aggregates it, and forgets it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.spec import ArrayMap, JoinAggSpec, LocalArray, LocalCall
+from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
+from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
+from einsummable_jax.layout import Monoid
+
+STREAMED = "streamed"
+"""Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
+
+_MONOIDS = {
+    "reduce_sum": Monoid.SUM,
+    "dot_general": Monoid.SUM,
+    "reduce_max": Monoid.MAX,
+    "reduce_min": Monoid.MIN,
+}
+_LOW_PRECISION = (jnp.bfloat16, jnp.float16)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sink:
+    """What a pass aggregates.
+
+    Attributes:
+      operation: Its number.
+      spec: How a tile's contribution is computed; sums of 16-bit numbers are left in float32.
+      monoid: What aggregates contributions.
+      dims: The region's label of each dimension of the result.
+      dtype: Type of the result.
+      running: Type of the aggregate.
+    """
+
+    operation: int
+    spec: JoinAggSpec
+    monoid: Monoid
+    dims: DimLabels
+    dtype: Any
+    running: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile: its extents along the region's labels, where it starts in the box and in the whole space."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[Any, ...]
+    starts: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileKernel:
+    """Sweeps the box of a kernel call.
+
+    Attributes:
+      graph: The graph.
+      swept: The pass.
+      sinks: Its sinks, in the order of its results.
+      labels: The region's label of each label of the pass.
+      shared: Whether tiles share no operand of a contraction along a label of the region.
+      seen: What may be left out.
+    """
+
+    graph: Graph
+    swept: Pass
+    sinks: tuple[Sink, ...]
+    labels: tuple[int, ...]
+    shared: tuple[bool, ...]
+    seen: Visibility
+
+    def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
+        """The results of one kernel call."""
+        sizes = [1] * len(self.swept.region.extents)
+        starts: list[Any] = [0] * len(sizes)
+        for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
+            sizes[label], starts[label] = size, start
+        inner = self.seen.inner
+        for (_, dims), array in zip(self.swept.operands, call.operands, strict=True):
+            if inner in dims:  # no more is needed of it than the hull
+                dim = dims.index(inner)
+                sizes[inner], starts[inner] = array.shape[dim], array.starts[dim]
+        if 0 in sizes:
+            return [
+                jnp.full(array.shape, sink.monoid.identity(sink.dtype), sink.dtype)
+                for array, sink in zip(call.results, self.sinks, strict=True)
+            ]
+        with jax.named_scope(STREAMED):
+            return _Sweep(self, tuple(sizes), tuple(starts), operands, call.results).run()
+
+
+class _Sweep:
+    """One run of a kernel."""
+
+    def __init__(
+        self,
+        kernel: TileKernel,
+        sizes: tuple[int, ...],
+        starts: tuple[Any, ...],
+        operands: Sequence[Any],
+        results: Sequence[LocalArray],
+    ) -> None:
+        self.kernel, self.sizes, self.starts = kernel, sizes, starts
+        self.graph, self.swept = kernel.graph, kernel.swept
+        self.operands = operands
+        self.results = dict(zip(kernel.sinks, results, strict=True))
+        self.inner = kernel.seen.inner
+        self.outer = [label for label in range(len(sizes)) if label != self.inner]
+        self.tile = tile_sizes(sizes, kernel.shared, self.inner)
+        self.softmax = self.swept.softmax
+        self.rows = [s for s in kernel.sinks if self.inner not in s.dims]
+        self.columns = [s for s in kernel.sinks if self.inner in s.dims]
+
+    # ---- loops ------------------------------------------------------------------------------------
+
+    def run(self) -> list[jax.Array]:
+        """The aggregates over all tiles."""
+        sinks = self.kernel.sinks
+        buffers = [
+            jnp.full(array.shape, sink.monoid.identity(sink.running), sink.running)
+            for sink, array in self.results.items()
+        ]
+        for kinds in itertools.product(*(self._kinds(label) for label in self.outer)):
+            counts = [count for count, _, _ in kinds]
+
+            def row(number: Any, buffers: list[Any], kinds: Any = kinds, counts: Any = counts) -> list[Any]:
+                position, offsets = number, [0] * len(self.sizes)
+                for label, (_, size, first), count in [*zip(self.outer, kinds, counts, strict=True)][::-1]:
+                    if count == 1:
+                        offsets[label] = first
+                        continue
+                    offsets[label] = first + lax.rem(position, np.int32(count)) * np.int32(size)
+                    position = lax.div(position, np.int32(count))
+                return self._row(offsets, dict(zip(self.outer, (k[1] for k in kinds), strict=True)), buffers)
+
+            total = int(np.prod(counts))
+            buffers = row(np.int32(0), buffers) if total == 1 else lax.fori_loop(0, total, row, buffers)
+        return [buffer.astype(sink.dtype) for buffer, sink in zip(buffers, sinks, strict=True)]
+
+    def _kinds(self, label: int) -> list[tuple[int, int, int]]:
+        """Full tiles and the rest along a label: how many, their extent, where the first starts."""
+        size, tile = self.sizes[label], self.tile[label]
+        full, rest = divmod(size, tile)
+        kinds = [(full, tile, 0)] if full else []
+        return [*kinds, (1, rest, full * tile)] if rest else kinds
+
+    def _row(self, offsets: list[Any], extents: Mapping[int, int], buffers: list[Any]) -> list[Any]:
+        """Sweep the tiles along the inner label, and enter what they make."""
+        sizes = [extents.get(label, 0) for label in range(len(self.sizes))]
+        low, high = self._hull(offsets, sizes)
+        carried = self._begin(sizes)
+        columns = [b for b, sink in zip(buffers, self.kernel.sinks, strict=True) if self.inner in sink.dims]
+        for count, size, first in self._kinds(self.inner):
+            begin, end = np.int32(0), np.int32(count)
+            if low is not None:
+                begin = _clamped(low - first, size, count)
+                end = _clamped(high - first + size - 1, size, count)
+
+            def step(number: Any, state: Any, size: int = size, first: int = first) -> Any:
+                carried, columns = state
+                there = [*offsets]
+                there[self.inner] = np.int32(first) + number * np.int32(size)
+                within = [*sizes]
+                within[self.inner] = size
+                starts = tuple(start + offset for start, offset in zip(self.starts, there, strict=True))
+                return self._step(_Tile(tuple(within), tuple(there), starts), carried, columns)
+
+            if low is None and count == 1:
+                carried, columns = step(np.int32(0), (carried, columns))
+            else:
+                carried, columns = lax.fori_loop(begin, end, step, (carried, columns))
+        return self._enter(offsets, self._finish(carried), columns, buffers)
+
+    def _hull(self, offsets: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
+        """What of the box may hold something along the inner label, relative to the box; None: all of it."""
+        seen = self.kernel.seen
+        if seen.trivial:
+            return None, None
+        starts = [jnp.asarray(self.starts[x] + offsets[x], jnp.int32) for x in self.outer]
+        low, high = seen.hull(starts, [sizes[x] for x in self.outer])
+        own = jnp.asarray(self.starts[self.inner], jnp.int32)
+        return lax.max(low - own, np.int32(0)), lax.max(high - own, np.int32(0))
+
+    # ---- one tile ---------------------------------------------------------------------------------
+
+    def _begin(self, sizes: Sequence[int]) -> list[Any]:
+        return [
+            jnp.full(
+                _shape(sink.dims, sink.spec.results[0], sizes),
+                sink.monoid.identity(sink.running),
+                sink.running,
+            )
+            for sink in self.rows
+        ]
+
+    def _step(self, tile: _Tile, carried: list[Any], columns: list[Any]) -> tuple[list[Any], list[Any]]:
+        env = self._read(tile)
+        if self.softmax is None:
+            self._evaluate(self.swept.members, tile, env)
+            parts = {sink.operation: self._contribution(sink, tile, env) for sink in self.kernel.sinks}
+            carried = [
+                sink.monoid.combine(old, parts[sink.operation])
+                for sink, old in zip(self.rows, carried, strict=True)
+            ]
+            columns = [
+                _combine_at(old, parts[s.operation], self._place(s, tile), s.monoid)
+                for s, old in zip(self.columns, columns, strict=True)
+            ]
+            return carried, columns
+        return self._running(tile, env, carried), columns
+
+    def _place(self, sink: Sink, tile: _Tile) -> list[Any]:
+        """Where a tile's contribution begins in a result that may reach beyond the hull."""
+        begins = self.results[sink].starts
+        offsets = [
+            0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
+        ]
+        return [jnp.asarray(offset, jnp.int32) for offset in offsets]
+
+    def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
+        """The running softmax: what was summed so far is rescaled when the maximum has grown."""
+        softmax, graph = self.softmax, self.graph
+        assert softmax is not None
+        before = cone(graph, self.swept.region, [softmax.scores])
+        self._evaluate(before, tile, env)
+        (peak,) = [s for s in self.rows if s.operation == softmax.peak]
+        state = dict(zip((s.operation for s in self.rows), carried, strict=True))
+        old = state[softmax.peak]
+        new = lax.max(old, self._contribution(peak, tile, env))
+        shift_old, dims = self._shift(old, peak, tile.sizes)
+        shift_new, _ = self._shift(new, peak, tile.sizes)
+        # Nothing but masked scores so far: any finite number will do in place of the maximum.
+        env[softmax.shift] = jnp.where(jnp.isneginf(shift_new), jnp.zeros_like(shift_new), shift_new)
+        factor = jnp.where(shift_old == shift_new, jnp.ones_like(shift_new), jnp.exp(shift_old - shift_new))
+        for divisor, shape, dtype in self._divisors(tile.sizes):
+            env[divisor] = jnp.ones(shape, dtype)
+        self._evaluate([m for m in self.swept.members if m not in before], tile, env)
+        found = []
+        for sink, value in zip(self.rows, carried, strict=True):
+            if sink is peak:
+                found.append(new)
+                continue
+            scale = _aligned(factor, dims, sink.dims).astype(sink.running)
+            found.append(value * scale + self._contribution(sink, tile, env))
+        return found
+
+    def _finish(self, carried: list[Any]) -> list[Any]:
+        """What is left to be done when all tiles of a row have been seen."""
+        softmax = self.softmax
+        if softmax is None:
+            return carried
+        state = dict(zip((s.operation for s in self.rows), carried, strict=True))
+        (peak,) = [s for s in self.rows if s.operation == softmax.peak]
+        shift, dims = self._shift(state[softmax.peak], peak, None)
+        lost = jnp.isneginf(shift)
+        found = []
+        for sink, value in zip(self.rows, carried, strict=True):
+            if sink is not peak:
+                if sink.operation in softmax.divided:
+                    (total,) = [s for s in self.rows if s.operation == softmax.total]
+                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(
+                        sink.running
+                    )
+                # As the function itself has it: infinity minus infinity.
+                value = jnp.where(_aligned(lost, dims, sink.dims), jnp.asarray(np.nan, value.dtype), value)
+            found.append(value)
+        return found
+
+    def _shift(self, peak_value: Any, peak: Sink, sizes: Sequence[int] | None) -> tuple[Any, DimLabels]:
+        """What is subtracted from the scores, of the maximum of a tile's rows."""
+        softmax, graph = self.softmax, self.graph
+        assert softmax is not None
+        (tensor,) = graph.operations[peak.operation].results
+        env: dict[int, Any] = {tensor: peak_value}
+        dims: dict[int, DimLabels] = {tensor: peak.dims}
+        extents = {
+            label: n for label, n in zip(peak.dims, peak_value.shape, strict=True) if label is not None
+        }
+        for index in softmax.shift_operations:
+            op = graph.operations[index]
+            labels: list[int | None] = [None] * len(op.spec.labels)
+            for t, array_map in zip(op.operands, op.spec.operands, strict=True):
+                for dim, dim_map in enumerate(array_map):
+                    if t in dims and dim_map.terms:
+                        labels[dim_map.terms[0][0]] = dims[t][dim]
+            self._run(index, tuple(labels), lambda label: (extents[label], 0), env)
+            dims.update((t, dim_labels(m, labels)) for t, m in zip(op.results, op.spec.results, strict=True))
+        return env[softmax.shift], dims[softmax.shift]
+
+    def _divisors(self, sizes: Sequence[int]) -> list[tuple[int, tuple[int, ...], Any]]:
+        """The tensors that hold the sum of exponentials, with their shapes for a tile."""
+        softmax = self.softmax
+        found: dict[int, tuple[int, ...]] = {}
+        for member in self.swept.members:
+            op = self.graph.operations[member]
+            for tensor, array_map in zip(op.operands, op.spec.operands, strict=True):
+                if softmax is not None and tensor in softmax.divisors:
+                    dims = dim_labels(array_map, self.swept.region.labels[member])
+                    found[tensor] = _shape(dims, array_map, sizes)
+        return [(t, shape, self.graph.tensors[t].dtype) for t, shape in found.items()]
+
+    def _read(self, tile: _Tile) -> dict[Any, Any]:
+        """The parts of the operands that a tile needs, by tensor and labels."""
+        env: dict[Any, Any] = {}
+        for (tensor, dims), operand in zip(self.swept.operands, self.operands, strict=True):
+            at = _at(dims, tile.offsets)
+            shape = tuple(n if x is None else tile.sizes[x] for n, x in zip(operand.shape, dims, strict=True))
+            env[tensor, dims] = operand if shape == operand.shape else lax.dynamic_slice(operand, at, shape)
+        return env
+
+    def _evaluate(self, members: Sequence[int], tile: _Tile, env: dict[Any, Any]) -> None:
+        labels = self.swept.region.labels
+        for member in members:
+            self._run(member, labels[member], lambda label: (tile.sizes[label], tile.starts[label]), env)
+
+    def _run(
+        self,
+        index: int,
+        labels: Sequence[int | None],
+        interval: Callable[[int], tuple[int, Any]],
+        env: dict[Any, Any],
+        spec: JoinAggSpec | None = None,
+    ) -> list[Any]:
+        """Run one operation on a tile; its results are entered, and returned."""
+        op = self.graph.operations[index]
+        spec = spec or op.spec
+        intervals = [
+            (label.extent, 0) if ours is None else interval(ours)
+            for label, ours in zip(spec.labels, labels, strict=True)
+        ]
+        call = LocalCall(
+            tuple(size for size, _ in intervals),
+            tuple(start for _, start in intervals),
+            tuple(_local(m, intervals) for m in spec.operands),
+            tuple(_local(m, intervals) for m in spec.results),
+        )
+        operands = []
+        for tensor, array_map in zip(op.operands, op.spec.operands, strict=True):
+            if tensor in self.graph.literals:
+                literal = self.graph.literals[tensor]
+                operands.append(jnp.asarray(literal, self.graph.tensors[tensor].dtype))
+            else:
+                key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
+                operands.append(env[key])
+        results = list(spec.kernel(call, *operands))
+        env.update(zip(op.results, results, strict=True))
+        return results
+
+    def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
+        labels = self.swept.region.labels[sink.operation]
+        inside = dict(env)
+        (value,) = self._run(
+            sink.operation, labels, lambda x: (tile.sizes[x], tile.starts[x]), inside, sink.spec
+        )
+        return value.astype(sink.running)
+
+    def _enter(
+        self, offsets: Sequence[Any], rows: list[Any], columns: list[Any], buffers: list[Any]
+    ) -> list[Any]:
+        found, rows, columns = [], [*rows], [*columns]
+        for sink, buffer in zip(self.kernel.sinks, buffers, strict=True):
+            if self.inner in sink.dims:
+                found.append(columns.pop(0))
+            else:
+                found.append(_combine_at(buffer, rows.pop(0), _at(sink.dims, offsets), sink.monoid))
+        return found
+
+
+def _clamped(position: Any, size: int, count: int) -> Any:
+    """The tile of extent ``size`` that a position lies in, in ``[0, count]``."""
+    position = lax.max(jnp.asarray(position, jnp.int32), np.int32(0))
+    return lax.min(lax.div(position, np.int32(size)), np.int32(count))
+
+
+def _local(array_map: ArrayMap, intervals: Sequence[tuple[int, Any]]) -> LocalArray:
+    dims = [intervals[d.terms[0][0]] if d.terms else (d.extent, 0) for d in array_map]
+    return LocalArray(tuple(size for size, _ in dims), tuple(start for _, start in dims))
+
+
+def _shape(dims: DimLabels, array_map: ArrayMap, sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(m.extent if x is None else sizes[x] for x, m in zip(dims, array_map, strict=True))
+
+
+def _at(dims: DimLabels, offsets: Sequence[Any]) -> list[Any]:
+    return [np.int32(0) if x is None else jnp.asarray(offsets[x], jnp.int32) for x in dims]
+
+
+def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> Any:
+    if part.shape == buffer.shape:
+        return monoid.combine(buffer, part)
+    old = lax.dynamic_slice(buffer, at, part.shape)
+    return lax.dynamic_update_slice(buffer, monoid.combine(old, part), at)
+
+
+def _aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
+    """``value``, whose dimensions are the labels ``dims``, to be broadcast against one with ``wanted``."""
+    kept = [d for d, label in enumerate(dims) if label is not None]
+    value = value.reshape([value.shape[d] for d in kept])
+    labels = [dims[d] for d in kept]
+    order = [labels.index(x) for x in wanted if x is not None and x in labels]
+    sizes = iter(value.shape[i] for i in order)
+    shape = [next(sizes) if x is not None and x in labels else 1 for x in wanted]
+    return value.transpose(order).reshape(shape)
+
+
+def running_dtype(dtype: Any, monoid: Monoid) -> Any:
+    """The type in which contributions are aggregated."""
+    low = monoid is Monoid.SUM and any(dtype == x for x in _LOW_PRECISION)
+    return np.dtype(np.float32) if low else dtype
+
+
+@functools.cache
+def monoid_of(primitive: str) -> Monoid:
+    """What aggregates the contributions of a sink."""
+    return _MONOIDS[primitive]

@@ -1,0 +1,211 @@
+"""Puts one operation in place of each pass over the tiles of a region."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from einsummable_jax import _compat
+from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.hull import Hull, hull_of
+from einsummable_jax.graph.prune import pruned
+from einsummable_jax.graph.rules import spec_for
+from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
+from einsummable_jax.graph.streaming.kernel import STREAMED, Sink, TileKernel, monoid_of, running_dtype
+from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
+from einsummable_jax.graph.streaming.regions import Region, find_regions
+from einsummable_jax.graph.streaming.row_products import with_row_products
+from einsummable_jax.graph.streaming.tiling import Visibility, visibility
+from einsummable_jax.graph.streaming.visibility import StaticValues
+
+
+def stream(
+    graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.ndarray] | None = None
+) -> Graph:
+    """The graph with its large intermediate tensors made and used up tile by tile.
+
+    Args:
+      graph: What is planned.
+      min_bytes: Least size of the result of a contraction that is not to be stored.
+      known: Values of inputs that are constants of the program, such as masks.
+
+    Returns:
+      The new graph; `Graph.stored` says what is stored nevertheless.
+    """
+    regions, misses = find_regions(graph, min_bytes)
+    missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
+    stored = [f"{op.primitive} at {op.source or 'unknown line'}: {reason}" for op, reason in missed]
+    simpler = with_row_products(graph, regions)
+    if simpler is not None:
+        graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
+    static = StaticValues(graph, known)
+    swept = [(each, _operation(graph, each, static)) for each in passes_of(graph, regions)]
+    placed = _placed(graph, swept) if swept else graph
+    if placed is None:
+        sources = dict.fromkeys(op.source for _, op in swept)
+        stored += [f"contraction at {source}: tiles would tear a loop apart" for source in sources]
+    return dataclasses.replace(placed or graph, stored=tuple(dict.fromkeys(stored)))
+
+
+def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
+    """The operation that a pass is."""
+    region = swept.region
+    inner = _inner_label(graph, swept)
+    seen = visibility(graph, swept, inner, static)
+    sinks = tuple(_sink(graph, swept, index) for index in swept.sinks)
+    present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
+    position = {label: i for i, label in enumerate(present)}
+    shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
+    within = _within(region, seen, position)
+    spec = JoinAggSpec(
+        labels=tuple(_label(swept, sinks, label) for label in present),
+        operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
+        results=tuple(
+            _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
+        ),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen),
+        flops=seen.share * _flops(graph, swept),
+        within=within,
+    )
+    last = graph.operations[max(swept.sinks)]
+    return Operation(
+        STREAMED,
+        {"how": _words(swept, seen)},
+        spec,
+        tuple(t for t, _ in swept.operands),
+        tuple(graph.operations[s].results[0] for s in swept.sinks),
+        last.source,
+        last.name_stack,
+    )
+
+
+def _words(swept: Pass, seen: Visibility) -> str:
+    kind = "running softmax" if swept.softmax else "by tiles"
+    return kind if seen.trivial else f"{kind}, {seen.share:.0%}"
+
+
+def _inner_label(graph: Graph, swept: Pass) -> int:
+    """The label that tiles are swept along: one that most sinks aggregate over, the longest of these."""
+    region = swept.region
+    if swept.softmax is not None:
+        sinks: Sequence[int] = (swept.softmax.peak,)
+    else:
+        sinks = swept.sinks
+    votes = [0] * len(region.extents)
+    for index in sinks:
+        shown = set(_sink(graph, swept, index).dims)
+        for label in _sink_labels(swept, index):
+            votes[label] += label not in shown
+    return max(range(len(votes)), key=lambda label: (votes[label], region.extents[label]))
+
+
+def _sink_labels(swept: Pass, index: int) -> set[int]:
+    return {label for label in swept.region.labels[index] if label is not None}
+
+
+def _sink(graph: Graph, swept: Pass, index: int) -> Sink:
+    op = graph.operations[index]
+    value = graph.tensors[op.results[0]]
+    monoid = monoid_of(op.primitive)
+    running = running_dtype(value.dtype, monoid)
+    spec = op.spec
+    if running != value.dtype:
+        operands = [graph.tensors[t] for t in op.operands]
+        params = dict(op.params)
+        if op.primitive == "dot_general":
+            params["preferred_element_type"] = running
+            primitive = _compat.dot_general_p
+            spec = spec_for(primitive, params, operands, [dataclasses.replace(value, dtype=running)])
+    dims = dim_labels(spec.results[0], swept.region.labels[index])
+    return Sink(index, spec, monoid, dims, value.dtype, running)
+
+
+def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:
+    name, extent = swept.region.names[label], swept.region.extents[label]
+    lacking = [sink for sink in sinks if label not in sink.dims]
+    if not lacking:
+        return Label(name, extent)
+    monoids = {sink.monoid for sink in lacking}
+    aggregates = all(label in _sink_labels(swept, sink.operation) for sink in lacking)
+    if swept.softmax is None and len(monoids) == 1 and aggregates:
+        (monoid,) = monoids
+        return Label(name, extent, Role.REDUCTION, monoid)
+    return Label(name, extent, Role.REPLICATED)
+
+
+def _map(
+    tensor: Tensor,
+    dims: DimLabels,
+    position: Mapping[int, int],
+    within: tuple[int, Hull] | None = None,
+) -> ArrayMap:
+    found = []
+    for n, label in zip(tensor.shape, dims, strict=True):
+        if label is None:
+            found.append(DimMap(n))
+        else:
+            hull = within[1] if within is not None and within[0] == position[label] else None
+            found.append(DimMap(n, ((position[label], 1),), hull=hull))
+    return tuple(found)
+
+
+def _within(region: Region, seen: Visibility, position: Mapping[int, int]) -> tuple[int, Hull] | None:
+    """The hull of the inner label by blocks of the one other label that has most of them."""
+    if seen.trivial:
+        return None
+    outer = [label for label in range(len(region.extents)) if label != seen.inner]
+    axis = max(range(len(outer)), key=lambda a: seen.low.shape[a])
+    others = tuple(a for a in range(len(outer)) if a != axis)
+    low, high = seen.low.min(axis=others), seen.high.max(axis=others)
+    label, extent = outer[axis], region.extents[outer[axis]]
+    if len(low) == 1:
+        return None
+    bounds = tuple(low.tolist()), tuple(high.tolist())
+    return position[seen.inner], hull_of(position[label], extent, seen.blocks[axis], *bounds)
+
+
+def _is_shared(graph: Graph, swept: Pass, label: int) -> bool:
+    """Whether all operands of all contractions have the label: a batch dimension, so to speak."""
+    labels = swept.region.labels
+    for index in (*swept.members, *swept.sinks):
+        op = graph.operations[index]
+        if op.primitive == "dot_general":
+            for array_map in op.spec.operands:
+                if label not in dim_labels(array_map, labels[index]):
+                    return False
+    return True
+
+
+def _flops(graph: Graph, swept: Pass) -> float:
+    return sum(graph.operations[index].spec.flops for index in (*swept.members, *swept.sinks))
+
+
+# ---- the new graph ----------------------------------------------------------------------------------
+
+
+def _placed(graph: Graph, swept: Sequence[tuple[Pass, Operation]]) -> Graph | None:
+    """The graph with each pass in place of the last of its sinks, and what reads earlier ones after it."""
+    place = {max(each.sinks): op for each, op in swept}
+    gone = {sink for each, _ in swept for sink in each.sinks}.difference(place)
+    operations: list[Operation] = []
+    origins: list[int] = []
+    missing = {t for op in place.values() for t in op.results}
+    waiting: list[tuple[int, Operation]] = []
+    for origin, old in enumerate(graph.operations):
+        if origin in gone:
+            continue
+        waiting.append((origin, place.get(origin, old)))
+        missing.update(waiting[-1][1].results)
+        ready = True
+        while ready:
+            ready = [item for item in waiting if missing.isdisjoint(item[1].operands)][:1]
+            for item in ready:
+                waiting.remove(item)
+                origins.append(item[0])
+                operations.append(item[1])
+                missing.difference_update(item[1].results)
+    if waiting:
+        raise AssertionError(f"{[op.primitive for _, op in waiting]} read what is never made")
+    return pruned(graph, operations, origins)

@@ -1,0 +1,237 @@
+"""Sums over rows of large tensors that are sums over small ones.
+
+The gradient of a softmax needs, for each row, the sum of its probabilities times their gradients, which is
+``sum_t p[s, t] dp[s, t]``, where ``dp[s, t] = sum_h do[s, h] v[t, h]``. If ``sum_t p[s, t] v[t, h]`` is
+known, as ``o[s, h]``, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed (FlashAttention,
+arXiv 2205.14135, section B.4). Factors that are the same all along a row are drawn out of both sums.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from einsummable_jax.graph.graph import Graph, Operation
+from einsummable_jax.graph.prune import pruned
+from einsummable_jax.graph.streaming.passes import DimLabels, dim_labels
+from einsummable_jax.graph.streaming.regions import Region
+from einsummable_jax.graph.trace import build_graph
+
+Factor = tuple[int, bool, DimLabels]
+"""A tensor, whether it divides, and the region's labels of its dimensions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _RowProduct:
+    """A sink ``sum_t`` of a product, and the contraction that knows it already.
+
+    Attributes:
+      sink: The sum.
+      gradient: The operand of the inner contraction that has rows, with the labels of its dimensions; None
+        marks the contracted one.
+      contraction: The result of the other contraction, with the same.
+      of_sum: Factors of the sum that are the same along a row.
+      of_contraction: Those of the contraction.
+      dims: The labels of the sum's dimensions.
+    """
+
+    sink: int
+    gradient: tuple[int, DimLabels]
+    contraction: tuple[int, DimLabels]
+    of_sum: tuple[Factor, ...]
+    of_contraction: tuple[Factor, ...]
+    dims: DimLabels
+
+
+def with_row_products(graph: Graph, regions: Sequence[Region]) -> Graph | None:
+    """The graph with such sums computed from small tensors; None if there are none."""
+    found = [product for region in regions for product in _row_products(graph, region)]
+    if not found:
+        return None
+    tensors = list(graph.tensors)
+    literals = dict(graph.literals)
+    instead: dict[int, list[Operation]] = {}
+    for product in found:
+        instead[product.sink] = _operations(graph, product, tensors, literals)
+    operations: list[Operation] = []
+    origins: list[int] = []
+    for index, op in enumerate(graph.operations):
+        new = instead.get(index, [op])
+        operations += new
+        origins += [index] * len(new)
+    return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
+
+
+def _row_products(graph: Graph, region: Region) -> list[_RowProduct]:
+    found = []
+    factoring = _Factoring(graph, region)
+    for sink in region.sinks:
+        if graph.operations[sink].primitive == "reduce_sum":
+            matches = (factoring.match(sink, other) for other in region.sinks)
+            found += [match for match in matches if match is not None][:1]
+    return found
+
+
+class _Factoring:
+    """Products within one region."""
+
+    def __init__(self, graph: Graph, region: Region) -> None:
+        self.graph, self.region = graph, region
+        self.maker = {t: m for m in region.members for t in graph.operations[m].results}
+
+    def factors(self, tensor: int, dims: DimLabels, divides: bool = False) -> list[Factor]:
+        """What is multiplied to make a tensor."""
+        if tensor not in self.maker:
+            return [(tensor, divides, dims)]
+        member = self.maker[tensor]
+        op = self.graph.operations[member]
+        inner = [dim_labels(m, self.region.labels[member]) for m in op.spec.operands]
+        if op.primitive == "convert_element_type":
+            return self.factors(op.operands[0], inner[0], divides)
+        if op.primitive == "mul" or (op.primitive == "div" and not divides):
+            first = self.factors(op.operands[0], inner[0], divides)
+            return first + self.factors(op.operands[1], inner[1], divides or op.primitive == "div")
+        return [(tensor, divides, dims)]
+
+    def match(self, sink: int, other: int) -> _RowProduct | None:
+        """The row product of the sum ``sink``, if the contraction ``other`` knows it."""
+        graph, labels = self.graph, self.region.labels
+        summed, contracted = graph.operations[sink], graph.operations[other]
+        if (
+            contracted.primitive != "dot_general"
+            or graph.loop_of_operation[other] != graph.loop_of_operation[sink]
+        ):
+            return None
+        result = dim_labels(summed.spec.results[0], labels[sink])
+        operand = dim_labels(summed.spec.operands[0], labels[sink])
+        reduced = {x for x in operand if x is not None}.difference(result)
+        sum_factors = self.factors(summed.operands[0], operand)
+        sides = [dim_labels(m, labels[other]) for m in contracted.spec.operands]
+        large = [i for i, t in enumerate(contracted.operands) if t in self.maker]
+        if len(large) != 1:
+            return None
+        side = large[0]
+        known, values = contracted.operands[side], contracted.operands[1 - side]
+        contraction_dims = dim_labels(contracted.spec.results[0], labels[other])
+        if {x for x in sides[side] if x is not None}.difference(contraction_dims) != reduced:
+            return None
+        known_factors = self.factors(known, sides[side])
+        for factor in sum_factors:
+            inner = self.maker.get(factor[0])
+            if inner is None or factor[1] or graph.operations[inner].primitive != "dot_general":
+                continue
+            product = graph.operations[inner]
+            inner_sides = [dim_labels(m, labels[inner]) for m in product.spec.operands]
+            places = [i for i, t in enumerate(product.operands) if t == values]
+            if len(places) != 1 or inner_sides[places[0]] != sides[1 - side]:
+                continue
+            gradient, gradient_dims = product.operands[1 - places[0]], inner_sides[1 - places[0]]
+            if not self._one_contracted(inner, other, places[0], 1 - side):
+                continue
+            rest = [f for f in sum_factors if f is not factor]
+            ours, theirs = self._split(rest, reduced), self._split(known_factors, reduced)
+            if ours[1] == theirs[1] and gradient not in self.maker:
+                return _RowProduct(
+                    sink,
+                    (gradient, gradient_dims),
+                    (contracted.results[0], contraction_dims),
+                    tuple(ours[0]),
+                    tuple(theirs[0]),
+                    result,
+                )
+        return None
+
+    def _one_contracted(self, inner: int, other: int, inner_side: int, side: int) -> bool:
+        """Whether just that dimension of the values is contracted which the other contraction leaves."""
+        one, two = self.graph.operations[inner].spec, self.graph.operations[other].spec
+        left = [{x for m in spec.results[0] for x, _ in m.terms} for spec in (one, two)]
+        contracted = [
+            d for d, m in enumerate(one.operands[inner_side]) if m.terms and m.terms[0][0] not in left[0]
+        ]
+        kept = [
+            d
+            for d, m in enumerate(two.operands[side])
+            if m.terms
+            and m.terms[0][0] in left[1]
+            and self.region.labels[other][m.terms[0][0]] is None
+            and m.extent > 1
+        ]
+        return len(contracted) == 1 and contracted == kept
+
+    def _split(
+        self, factors: Sequence[Factor], reduced: set[int]
+    ) -> tuple[list[Factor], collections.Counter[tuple[int, bool]]]:
+        """The factors that are the same along a row, and the others, counted."""
+        along = [
+            f
+            for f in factors
+            if f[0] in self.maker or not reduced.isdisjoint(x for x in f[2] if x is not None)
+        ]
+        return [f for f in factors if f not in along], collections.Counter(
+            (t, divides) for t, divides, _ in along
+        )
+
+
+def _operations(
+    graph: Graph, product: _RowProduct, tensors: list, literals: dict[int, object]
+) -> list[Operation]:
+    """The operations that compute a row product; new tensors and literals are entered."""
+    factors = [*product.of_sum, *((t, not divides, dims) for t, divides, dims in product.of_contraction)]
+    arguments = [product.gradient[0], product.contraction[0], *(t for t, _, _ in factors)]
+    old = graph.operations[product.sink]
+    target = graph.tensors[old.results[0]]
+    wide = jnp.promote_types(target.dtype, jnp.float32)
+
+    def function(gradient: jax.Array, contraction: jax.Array, *values: jax.Array) -> jax.Array:
+        left = _arranged(gradient, product.gradient[1], product.dims, True).astype(wide)
+        right = _arranged(contraction, product.contraction[1], product.dims, True).astype(wide)
+        total = jnp.sum(left * right, axis=-1)
+        for value, (_, divides, dims) in zip(values, factors, strict=True):
+            row = _arranged(value, dims, product.dims, False).astype(wide)[..., 0]
+            total = total / row if divides else total * row
+        return jnp.broadcast_to(total, target.shape).astype(target.dtype)
+
+    structs = [jax.ShapeDtypeStruct(graph.tensors[t].shape, graph.tensors[t].dtype) for t in arguments]
+    small = build_graph(jax.make_jaxpr(function)(*structs))
+    number = dict(zip(small.inputs, arguments, strict=True))
+    number[small.outputs[0]] = old.results[0]
+    for tensor, value in enumerate(small.tensors):
+        if tensor not in number:
+            number[tensor] = len(tensors)
+            tensors.append(value)
+    literals.update((number[t], value) for t, value in small.literals.items())
+    return [
+        dataclasses.replace(
+            op,
+            operands=tuple(number[t] for t in op.operands),
+            results=tuple(number[t] for t in op.results),
+            source=old.source,
+            name_stack=old.name_stack,
+        )
+        for op in small.operations
+    ]
+
+
+def _arranged(value: jax.Array, dims: DimLabels, wanted: DimLabels, contracted: bool) -> jax.Array:
+    """``value`` with a dimension for each label ``wanted`` (of extent 1 where it lacks one), then one more.
+
+    Args:
+      value: The array.
+      dims: The label of each of its dimensions.
+      wanted: Labels.
+      contracted: Whether the last dimension is the long one that has no label; otherwise it is of extent 1.
+    """
+    whole = [d for d, x in enumerate(dims) if x is None and contracted and value.shape[d] > 1]
+    dropped = [d for d, x in enumerate(dims) if d not in whole and (x is None or x not in wanted)]
+    kept = [d for d in range(value.ndim) if d not in dropped]
+    value = lax.squeeze(value, dropped)
+    there = [x for x in wanted if x is not None and x in dims]
+    order = [kept.index(dims.index(x)) for x in there] + [kept.index(d) for d in whole]
+    value = lax.transpose(value, order) if order != sorted(order) else value
+    missing = [d for d, x in enumerate(wanted) if x is None or x not in dims]
+    return lax.expand_dims(value, [*missing, *([] if whole else [len(wanted)])])

@@ -1,0 +1,276 @@
+"""Which tiles of a region contribute nothing, found from the bounds of what a mask makes of them.
+
+Values are followed as intervals ``[low, high]``, one for each cell of a grid over the iteration space.
+Positions (iota), constants and their comparisons are known; everything else is unknown, ``[-inf, inf]``.
+A mask is known where its interval is a point. What it replaces by a large negative number is `MASKED`:
+its exponential is exactly 0, and so is every contribution made from that. (As for every softmax with such
+a mask, scores are taken to be far from the number that stands for "never": ``MASKED`` plus an unknown
+number stays masked.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
+
+MASKED = -1e9
+"""A score of at most this is one that a mask has taken away; the exponential of what is left of it is 0."""
+MAX_STATIC = 1 << 22
+"""Arrays of more elements are not computed while planning."""
+
+Bounds = tuple[np.ndarray, np.ndarray]
+"""Least and largest value in each cell, arrays with an axis per label of the region (of extent 1 where all
+cells along it are alike)."""
+
+
+class StaticValues:
+    """Values of the small tensors of a graph that depend on no input."""
+
+    def __init__(self, graph: Graph, known: Mapping[int, np.ndarray] | None = None) -> None:
+        self._graph = graph
+        self._producer = {t: i for i, op in enumerate(graph.operations) for t in op.results}
+        self._values: dict[int, np.ndarray | None] = dict(known or {})
+
+    def __getitem__(self, tensor: int) -> np.ndarray | None:
+        if tensor not in self._values:
+            self._values[tensor] = self._compute(tensor)
+        return self._values[tensor]
+
+    def _compute(self, tensor: int) -> np.ndarray | None:
+        graph = self._graph
+        value = graph.tensors[tensor]
+        if tensor in graph.literals:
+            literal = graph.literals[tensor]
+            return literal if isinstance(literal, np.ndarray) else None
+        index = self._producer.get(tensor)
+        if index is None or not isinstance(value.dtype, np.dtype) or math.prod(value.shape) > MAX_STATIC:
+            return None
+        op = graph.operations[index]
+        known = op.spec.elementwise or op.primitive == "reshape"
+        if graph.loop_of_operation[index] is not None or not known:
+            return None
+        operands = [self[t] for t in op.operands]
+        if any(x is None for x in operands):
+            return None
+        call = whole_call(op.spec.operands, op.spec.results, [label.extent for label in op.spec.labels])
+        with jax.ensure_compile_time_eval():
+            results = op.spec.kernel(call, *operands)
+            return np.asarray(results[op.results.index(tensor)])
+
+
+def whole_call(
+    operands: Sequence[ArrayMap], results: Sequence[ArrayMap], extents: Sequence[int]
+) -> LocalCall:
+    """The kernel call of a whole iteration space."""
+
+    def arrays(maps: Sequence[ArrayMap]) -> tuple[LocalArray, ...]:
+        return tuple(LocalArray(tuple(d.extent for d in m), (0,) * len(m)) for m in maps)
+
+    return LocalCall(tuple(extents), (0,) * len(extents), arrays(operands), arrays(results))
+
+
+class Grid:
+    """Cells of a region's iteration space.
+
+    Args:
+      edges: For each label the ascending edges of its intervals.
+    """
+
+    def __init__(self, edges: Sequence[np.ndarray]) -> None:
+        self.starts = [e[:-1] for e in edges]
+        self.stops = [e[1:] for e in edges]
+        self.rank = len(edges)
+
+    def of_array(self, value: np.ndarray, labels: Sequence[int | None]) -> Bounds:
+        """Bounds of a known array whose dimension ``d`` is the region's label ``labels[d]`` (None: whole)."""
+        value = value.astype(np.float64)
+        low = high = value
+        for dim, label in enumerate(labels):
+            if label is None:
+                low, high = low.min(axis=dim, keepdims=True), high.max(axis=dim, keepdims=True)
+            else:
+                low = _reduced(np.minimum, low, self.starts[label], self.stops[label], dim)
+                high = _reduced(np.maximum, high, self.starts[label], self.stops[label], dim)
+        return self._aligned(low, labels), self._aligned(high, labels)
+
+    def iota(self, label: int | None, extent: int) -> Bounds:
+        """Bounds of the position along a label (None: along a dimension that is never cut)."""
+        if label is None:
+            return _constant(0, self.rank)[0], _constant(extent - 1, self.rank)[0]
+        shape = [1] * self.rank
+        shape[label] = -1
+        return self.starts[label].reshape(shape) * 1.0, self.stops[label].reshape(shape) - 1.0
+
+    def _aligned(self, value: np.ndarray, labels: Sequence[int | None]) -> np.ndarray:
+        present = sorted((label, dim) for dim, label in enumerate(labels) if label is not None)
+        order = [dim for _, dim in present]
+        order += [dim for dim, label in enumerate(labels) if label is None]
+        shape = [1] * self.rank
+        for label, dim in present:
+            shape[label] = value.shape[dim]
+        return value.transpose(order).reshape(shape)
+
+
+def _reduced(
+    reduce: np.ufunc, value: np.ndarray, starts: np.ndarray, stops: np.ndarray, dim: int
+) -> np.ndarray:
+    """The extremes within each interval of one dimension; the intervals may leave out some positions."""
+    edges = np.stack([starts, stops], axis=-1).reshape(-1)
+    padded = np.concatenate([value, value.take([-1], axis=dim)], axis=dim)
+    return reduce.reduceat(padded, edges, axis=dim).take(range(0, len(edges), 2), axis=dim)
+
+
+def _constant(value: float, rank: int) -> Bounds:
+    filled = np.full((1,) * rank, float(value))
+    return filled, filled
+
+
+def unknown(rank: int) -> Bounds:
+    """Nothing is known, in any cell."""
+    return np.full((1,) * rank, -np.inf), np.full((1,) * rank, np.inf)
+
+
+def is_masked(bounds: Bounds) -> np.ndarray:
+    """Whether a mask has taken away all of a cell, booleans."""
+    return bounds[1] <= MASKED
+
+
+def is_zero(bounds: Bounds) -> np.ndarray:
+    """Whether all of a cell is 0, booleans."""
+    return (bounds[0] == 0) & (bounds[1] == 0)
+
+
+def bounds_after(primitive: str, params: Mapping[str, Any], operands: Sequence[Bounds], rank: int) -> Bounds:
+    """Bounds of the result of an element-wise operation."""
+    if any(np.isnan(x).any() for pair in operands for x in pair):
+        return unknown(rank)
+    if primitive in _MOVES:
+        return operands[0]
+    function = _BOUNDS.get(primitive)
+    if function is None:
+        return unknown(rank)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        low, high = function(params, *operands)
+    lost = np.isnan(low) | np.isnan(high)
+    return np.where(lost, -np.inf, low), np.where(lost, np.inf, high)
+
+
+_MOVES = frozenset(
+    {
+        "broadcast_in_dim",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "copy",
+        "reduce_precision",
+        "optimization_barrier",
+    }
+)
+
+
+def _add(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    masked = is_masked(x) | is_masked(y)
+    return np.where(masked, -np.inf, x[0] + y[0]), np.where(masked, MASKED, x[1] + y[1])
+
+
+def _sub(params: Any, x: Bounds, y: Bounds) -> Bounds:
+    masked = is_masked(x)
+    return np.where(masked, -np.inf, x[0] - y[1]), np.where(masked, MASKED, x[1] - y[0])
+
+
+def _mul(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    products = [a * b for a in x for b in y]
+    low, high = np.minimum.reduce(products), np.maximum.reduce(products)
+    zero = is_zero(x) | is_zero(y)
+    return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+
+
+def _div(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    zero = is_zero(x)
+    quotients = [a / b for a in x for b in y]
+    crosses = (y[0] <= 0) & (y[1] >= 0)
+    low = np.where(crosses, -np.inf, np.minimum.reduce(quotients))
+    high = np.where(crosses, np.inf, np.maximum.reduce(quotients))
+    # Integers are rounded towards zero, real numbers are not: the wider interval holds both.
+    low, high = np.where(low > 0, np.floor(low), low), np.where(high < 0, np.ceil(high), high)
+    return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+
+
+def _exp(_: Any, x: Bounds) -> Bounds:
+    gone = is_masked(x)
+    return np.where(gone, 0.0, np.exp(x[0])), np.where(gone, 0.0, np.exp(x[1]))
+
+
+def _truth(yes: np.ndarray, no: np.ndarray) -> Bounds:
+    """Bounds of a comparison that is surely true, surely false, or open."""
+    return np.where(yes, 1.0, 0.0), np.where(no, 0.0, 1.0)
+
+
+def _select(_: Any, which: Bounds, *cases: Bounds) -> Bounds:
+    if len(cases) != 2:
+        return np.minimum.reduce([c[0] for c in cases]), np.maximum.reduce([c[1] for c in cases])
+    first, second = which[1] == 0, which[0] == 1
+    low = np.where(first, cases[0][0], np.where(second, cases[1][0], np.minimum(cases[0][0], cases[1][0])))
+    high = np.where(first, cases[0][1], np.where(second, cases[1][1], np.maximum(cases[0][1], cases[1][1])))
+    return low, high
+
+
+def _clamp(_: Any, least: Bounds, x: Bounds, most: Bounds) -> Bounds:
+    return tuple(np.minimum(np.maximum(x[i], least[i]), most[i]) for i in (0, 1))  # type: ignore[return-value]
+
+
+def _not(_: Any, x: Bounds) -> Bounds:
+    return 1.0 - x[1], 1.0 - x[0]
+
+
+def _is_truth(*operands: Bounds) -> bool:
+    return all(((x[0] >= 0) & (x[1] <= 1)).all() for x in operands)
+
+
+def _and(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    if not _is_truth(x, y):
+        return unknown(x[0].ndim)
+    return np.minimum(x[0], y[0]), np.minimum(x[1], y[1])
+
+
+def _or(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    if not _is_truth(x, y):
+        return unknown(x[0].ndim)
+    return np.maximum(x[0], y[0]), np.maximum(x[1], y[1])
+
+
+_BOUNDS: dict[str, Callable[..., Bounds]] = {
+    "add": _add,
+    "add_any": _add,
+    "and": _and,
+    "clamp": _clamp,
+    "convert_element_type": lambda _, x: (np.floor(x[0]), np.ceil(x[1])),
+    "div": _div,
+    "eq": lambda _, x, y: _truth(
+        (x[0] == x[1]) & (y[0] == y[1]) & (x[0] == y[0]), (x[1] < y[0]) | (y[1] < x[0])
+    ),
+    "exp": _exp,
+    "exp2": _exp,
+    "ge": lambda _, x, y: _truth(x[0] >= y[1], x[1] < y[0]),
+    "gt": lambda _, x, y: _truth(x[0] > y[1], x[1] <= y[0]),
+    "le": lambda _, x, y: _truth(x[1] <= y[0], x[0] > y[1]),
+    "lt": lambda _, x, y: _truth(x[1] < y[0], x[0] >= y[1]),
+    "max": lambda _, x, y: (np.maximum(x[0], y[0]), np.maximum(x[1], y[1])),
+    "min": lambda _, x, y: (np.minimum(x[0], y[0]), np.minimum(x[1], y[1])),
+    "mul": _mul,
+    "ne": lambda _, x, y: _truth(
+        (x[1] < y[0]) | (y[1] < x[0]), (x[0] == x[1]) & (y[0] == y[1]) & (x[0] == y[0])
+    ),
+    "neg": lambda _, x: (-x[1], -x[0]),
+    "not": _not,
+    "or": _or,
+    "select_n": _select,
+    "sub": _sub,
+}

@@ -1,0 +1,133 @@
+"""Attention as users write it: the mask kinds, the head layouts, and the forms of softmax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+NEVER = -1e30
+
+
+def causal(s, t):
+    return jnp.arange(s)[:, None] + (t - s) >= jnp.arange(t)[None, :]
+
+
+def window(s, t):
+    distance = jnp.arange(s)[:, None] + (t - s) - jnp.arange(t)[None, :]
+    return (distance >= 0) & (distance < 9)
+
+
+def prefix(s, t):
+    return causal(s, t) | (jnp.arange(t) < 21)[None, :]
+
+
+def documents(s, t):
+    """Boundaries at positions that no tile begins at."""
+    of_query, of_key = (jnp.arange(n) // 19 for n in (s, t))
+    return (of_query[:, None] == of_key[None, :]) & causal(s, t)
+
+
+def blocks(s, t):
+    """Every other block of keys, and the own one."""
+    block, key = jnp.arange(s)[:, None] // 16, jnp.arange(t)[None, :] // 16
+    return (key % 2 == 0) | (key == block)
+
+
+def some_rows_empty(s, t):
+    """Queries of the second half see nothing at all."""
+    return causal(s, t) & (jnp.arange(s) < s // 2)[:, None]
+
+
+def nothing(s, t):
+    return None
+
+
+MASKS = [causal, window, prefix, documents, blocks, some_rows_empty, nothing]
+HEADS = {"mha": (4, 1), "gqa": (2, 3), "mqa": (1, 4)}
+"""Key/value heads, and query heads for each."""
+
+
+def attention(q, k, v, mask, normalise=jax.nn.softmax, fill=NEVER):
+    """``q [b, s, k, g, h]``, ``k`` and ``v [b, t, k, h]``."""
+    scores = jnp.einsum("bskgh,btkh->bkgst", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = jnp.where(mask, scores, fill)
+    return jnp.einsum("bkgst,btkh->bskgh", normalise(scores).astype(q.dtype), v)
+
+
+def by_hand(scores):
+    """Without the maximum."""
+    weights = jnp.exp(scores)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def by_hand_shifted(scores):
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def through_log(scores):
+    return jnp.exp(jax.nn.log_softmax(scores))
+
+
+NORMALISATIONS = [jax.nn.softmax, by_hand, by_hand_shifted, through_log]
+
+
+def draw_heads(heads, s, t, batch=2, size=8, dtype=np.float32, seed=0):
+    """Random queries, keys and values."""
+    kv, group = HEADS[heads]
+    draw = np.random.default_rng(seed)
+    shapes = (batch, s, kv, group, size), (batch, t, kv, size), (batch, t, kv, size)
+    return tuple(jnp.asarray(draw.standard_normal(shape), dtype) for shape in shapes)
+
+
+def with_gradients(function):
+    """``(results, gradients)`` of a sum over the results, each weighted."""
+
+    def run(*args):
+        def total(*args):
+            out = function(*args)
+            weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+            return jnp.sum(weights * jnp.sin(out.astype(jnp.float32))), out
+
+        (_, out), gradients = jax.value_and_grad(total, argnums=tuple(range(len(args))), has_aux=True)(*args)
+        return out, *gradients
+
+    return run
+
+
+# ---- as libraries write it ---------------------------------------------------------------------------
+
+
+def like_flax(q, k, v, mask=None, keep=None):
+    """``[..., length, heads, size]``; masks by the least number; dropout of the weights."""
+    weights = jnp.einsum("...qhd,...khd->...hqk", q / jnp.sqrt(q.shape[-1]).astype(q.dtype), k)
+    if mask is not None:
+        weights = jnp.where(mask, weights, jnp.finfo(weights.dtype).min)
+    weights = jax.nn.softmax(weights).astype(q.dtype)
+    if keep is not None:
+        weights = weights * (keep.astype(q.dtype) / 0.9)
+    return jnp.einsum("...hqk,...khd->...qhd", weights, v)
+
+
+def like_equinox(q, k, v, mask=None, keep=None):
+    """One head, mapped over heads and sequences."""
+
+    def one_head(q, k, v):
+        logits = jnp.einsum("sd,Sd->sS", q / jnp.sqrt(q.shape[-1]), k)
+        if mask is not None:
+            logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+        weights = jax.nn.softmax(logits, axis=-1)
+        return jnp.einsum("sS,Sd->sd", weights, v)
+
+    return jax.vmap(jax.vmap(one_head, in_axes=1, out_axes=1))(q, k, v)
+
+
+def like_haiku(q, k, v, mask=None, keep=None):
+    """``einsum`` over heads, the mask last, a large number of its own."""
+    logits = jnp.einsum("...thd,...Thd->...htT", q, k) * (1 / np.sqrt(q.shape[-1]))
+    if mask is not None:
+        logits = jnp.where(mask, logits, -1e30)
+    return jnp.einsum("...htT,...Thd->...thd", jax.nn.softmax(logits), v)
+
+
+LIBRARIES = [like_flax, like_equinox, like_haiku]

@@ -1,0 +1,203 @@
+"""Large intermediate tensors are made and used up tile by tile: results, gradients, and what is left out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_programs import (
+    HEADS,
+    LIBRARIES,
+    MASKS,
+    NORMALISATIONS,
+    attention,
+    causal,
+    draw_heads,
+    like_flax,
+    nothing,
+    some_rows_empty,
+    window,
+    with_gradients,
+)
+
+from einsummable_jax import distribute
+from einsummable_jax.graph import build_graph
+from einsummable_jax.graph.streaming import STREAMED, regions, stream, tiling
+from einsummable_jax.graph.streaming.visibility import whole_call
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
+    monkeypatch.setattr(regions, "MIN_BYTES", 1)
+    monkeypatch.setattr(regions, "GROWTH", 1)
+    monkeypatch.setattr(tiling, "TILE_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(tiling, "LONGEST_TILE", 16)
+    monkeypatch.setattr(tiling, "BLOCK", 16)
+
+
+def streamed(graph):
+    return [op for op in graph.operations if op.primitive == STREAMED]
+
+
+def run(graph, *args):
+    """The results of a graph, each operation run whole."""
+    values = dict(zip(graph.inputs, args, strict=True))
+    values.update((t, jnp.asarray(x, graph.tensors[t].dtype)) for t, x in graph.literals.items())
+    for op in graph.operations:
+        call = whole_call(op.spec.operands, op.spec.results, [label.extent for label in op.spec.labels])
+        values.update(zip(op.results, op.spec.kernel(call, *(values[t] for t in op.operands)), strict=True))
+    return [values[t] for t in graph.outputs]
+
+
+def check(function, *args, passes=None, tolerance=2e-5):
+    """Streamed results equal those of the function; the new graph."""
+    graph = stream(build_graph(jax.make_jaxpr(function)(*args)))
+    assert streamed(graph)
+    if passes is not None:
+        assert len(streamed(graph)) == passes
+    found = jax.jit(lambda *args: run(graph, *args))(*args)
+    for ours, theirs in zip(found, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float32), np.asarray(theirs, np.float32), rtol=tolerance, atol=tolerance
+        )
+    return graph
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask):
+    q, k, v = draw_heads("gqa", 45, 45)
+    check(with_gradients(lambda q, k, v: attention(q, k, v, mask(45, 45))), q, k, v)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("s, t", [(50, 83), (64, 64)])
+def test_heads(heads, s, t):
+    q, k, v = draw_heads(heads, s, t)
+    check(with_gradients(lambda q, k, v: attention(q, k, v, causal(s, t))), q, k, v)
+
+
+@pytest.mark.parametrize("normalise", NORMALISATIONS)
+def test_normalisations(normalise):
+    q, k, v = draw_heads("mha", 40, 40)
+    check(with_gradients(lambda q, k, v: attention(q, k, v, window(40, 40), normalise)), q, k, v)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_library_attention(implementation, is_causal):
+    q, k, v = draw_heads("gqa", 48, 48)
+    q = q.reshape(2, 48, -1, q.shape[-1])
+    function = lambda q, k, v: jax.nn.dot_product_attention(  # noqa: E731
+        q, k, v, is_causal=is_causal, implementation=implementation
+    )
+    check(with_gradients(function), q, k, v)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_as_libraries_write_it(library):
+    q, k, v = draw_heads("mha", 40, 40)
+    q = q.reshape(2, 40, -1, q.shape[-1])
+    forward = lambda q, k, v: library(q, k, v, causal(40, 40))  # noqa: E731
+    graph = check(with_gradients(forward), q, k, v, passes=2)
+    assert "softmax" in streamed(graph)[0].params["how"]
+
+
+def test_dropout():
+    q, k, v = draw_heads("mha", 40, 40)
+    q = q.reshape(2, 40, -1, q.shape[-1])
+
+    def function(q, k, v):
+        keep = jax.random.bernoulli(jax.random.key(0), 0.9, (2, q.shape[2], 40, 40))
+        return like_flax(q, k, v, causal(40, 40), keep)
+
+    check(with_gradients(function), q, k, v, passes=2)
+
+
+def test_softmax_is_one_pass():
+    q, k, v = draw_heads("gqa", 64, 64)
+    graph = check(lambda q, k, v: attention(q, k, v, causal(64, 64)), q, k, v, passes=1)
+    (op,) = streamed(graph)
+    assert "running softmax" in op.params["how"]
+
+
+def test_masked_tiles_are_left_out():
+    q, k, v = draw_heads("mha", 128, 128)
+    flops = {}
+    for mask in (nothing, causal, window):
+        graph = check(lambda q, k, v, mask=mask: attention(q, k, v, mask(128, 128)), q, k, v, passes=1)
+        flops[mask] = streamed(graph)[0].spec.flops
+    assert flops[causal] < 0.6 * flops[nothing]
+    assert flops[window] < 0.3 * flops[nothing]
+
+
+@pytest.mark.parametrize("fill", [-1e30, -np.inf, np.finfo(np.float32).min])
+def test_rows_that_see_nothing(fill):
+    """The mean of all values, or no number at all: whatever the function gives."""
+    q, k, v = draw_heads("mha", 48, 48)
+    check(lambda q, k, v: attention(q, k, v, some_rows_empty(48, 48), fill=fill), q, k, v, passes=1)
+
+
+def test_traced_mask():
+    q, k, v = draw_heads("gqa", 40, 60)
+    mask = jnp.asarray(np.random.default_rng(3).random((2, 1, 1, 40, 60)) < 0.7).at[..., 0].set(True)
+    check(lambda q, k, v, mask: attention(q, k, v, mask), q, k, v, mask, passes=1)
+
+
+def test_bias_and_cap():
+    q, k, v = draw_heads("gqa", 40, 60)
+    bias = jnp.asarray(np.random.default_rng(3).standard_normal((40, 60)), jnp.float32)
+
+    def function(q, k, v, bias):
+        scores = jnp.einsum("bskgh,btkh->bkgst", q, k)
+        scores = 5 * jnp.tanh(scores / 5) + bias
+        return jnp.einsum("bkgst,btkh->bskgh", jax.nn.softmax(scores), v)
+
+    check(function, q, k, v, bias, passes=1)
+
+
+def test_bfloat16():
+    q, k, v = draw_heads("gqa", 45, 45, dtype=jnp.bfloat16)
+    function = lambda q, k, v: attention(q, k, v, causal(45, 45))  # noqa: E731
+    check(with_gradients(function), q, k, v, tolerance=5e-2)
+    exact = attention(*[x.astype(jnp.float32) for x in (q, k, v)], mask=causal(45, 45))
+    graph = stream(build_graph(jax.make_jaxpr(function)(q, k, v)))
+    ours, theirs = run(graph, q, k, v)[0], jax.jit(function)(q, k, v)
+    errors = [float(np.abs(np.asarray(x, np.float32) - exact).max()) for x in (ours, theirs)]
+    assert errors[0] <= 1.2 * errors[1]
+
+
+def test_scores_that_are_a_result_stay():
+    q, k, v = draw_heads("mha", 40, 40)
+
+    def function(q, k, v):
+        scores = jax.nn.softmax(jnp.einsum("bskgh,btkh->bkgst", q, k))
+        return jnp.einsum("bkgst,btkh->bskgh", scores, v), scores
+
+    plan = distribute(function).plan(q, k, v)
+    assert not streamed(plan.graph)
+    assert "large, and stored whole:" in str(plan)
+    assert "makes a result" in plan.graph.stored[0]
+
+
+def test_in_a_scan():
+    q, k, v = draw_heads("gqa", 40, 40)
+
+    def function(q, k, v):
+        def layer(x, scale):
+            return attention(scale * x, k, v, causal(40, 40)), None
+
+        return jax.lax.scan(layer, q, jnp.arange(1.0, 4.0))[0]
+
+    found = distribute(function, devices=jax.devices()[:2])(q, k, v)
+    np.testing.assert_allclose(found, jax.jit(function)(q, k, v), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 8])
+def test_distributed(num_devices):
+    q, k, v = draw_heads("gqa", 37, 37)
+    function = with_gradients(lambda q, k, v: attention(q, k, v, causal(37, 37)))
+    distributed = distribute(function, devices=jax.devices()[:num_devices])
+    assert streamed(distributed.plan(q, k, v).graph)
+    for ours, theirs in zip(distributed(q, k, v), jax.jit(function)(q, k, v), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
