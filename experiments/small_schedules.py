@@ -53,8 +53,11 @@ def enumerate_schedules(demand: Demand, topology: Topology, known_s: float) -> E
     """The fastest of all schedules, and of one that takes ``known_s``.
 
     Raises:
-      ValueError: If there are more than 4 devices.
+      ValueError: If there are more than 4 devices, or they share one memory (every schedule then takes as
+        long as what it reads and writes: nothing prunes, and the bound on that is exact enough).
     """
+    if topology.shared:
+        raise ValueError(f"all schedules on {topology.name}, whose devices share one memory")
     if topology.num_devices > MOST_DEVICES:
         raise ValueError(
             f"all schedules on {topology.num_devices} devices; expected at most {MOST_DEVICES} devices"
@@ -72,7 +75,7 @@ class _Choice:
     Attributes:
       parts: The commodity, or of a sum one for each set of needers that are served together, and its route.
       chain_s: When the last byte arrives if there is nothing else to carry.
-      load: Bytes that each resource carries, and bytes read and written in all.
+      load: Bytes that each resource carries.
     """
 
     parts: tuple[tuple[Commodity, Route], ...]
@@ -91,7 +94,7 @@ class _Search:
     def run(self) -> None:
         """Try everything."""
         choices = [self._choices(commodity) for commodity in self._flow.commodities]
-        self._extend(choices, [], np.zeros(len(self._network.capacities) + 1))
+        self._extend(choices, [], np.zeros(len(self._network.capacities)))
 
     def _choices(self, commodity: Commodity) -> list[_Choice]:
         found = []
@@ -137,8 +140,6 @@ class _Search:
 
     def _chain_s(self, route: Route, num_bytes: int) -> float:
         """When the last byte arrives if there is nothing else to carry."""
-        if self._topology.shared:
-            return self._topology.latency_s
         arrived: dict[tuple[int, Value], float] = {}
         for step in route.steps:
             ready_s = [0.0]
@@ -155,18 +156,12 @@ class _Search:
         return max(arrived.values())
 
     def _load(self, route: Route) -> np.ndarray:
-        """How often a route uses each resource, and how often any memory is read or written."""
+        """How often a route uses each resource."""
         numbers = [self._network.edge_numbers[edge] for edge in route.edges]
-        touches = sum(
-            1 + sum(route.own_parts(d) if value is Value.OWN else 1 for d, value in step.reads)
-            for step in route.steps
-        )
-        return np.append(self._network.uses[:, numbers].sum(axis=1), touches)
+        return self._network.uses[:, numbers].sum(axis=1)
 
     def _carried_s(self, load: np.ndarray) -> float:
-        if self._topology.shared:
-            return self._topology.latency_s + load[-1] / (self._topology.egress + self._topology.ingress)
-        return float((load[:-1] / self._network.capacities).max() + self._network.latencies_s.min())
+        return float((load / self._network.capacities).max() + self._network.latencies_s.min())
 
 
 def _parted(commodity: Commodity) -> list[tuple[Commodity, ...]]:

@@ -4,6 +4,9 @@ Minimises the seconds ``T`` in which every resource can carry its load. Routes a
 program; those that could lower ``T`` are found as cheapest trees under the dual prices of the resources,
 until there are none. Trees have at most a given number of hops, so that what is pipelined has a short way.
 
+Packing spanning trees is how Blink (Wang et al., MLSys 2020) builds its collectives; here trees are Steiner
+trees, for whatever is held and needed where, and the program's dual bounds what any packing can do.
+
 In two phases, aggregating and then handing out, ``T`` is the sum of both phases' seconds.
 """
 

@@ -1,4 +1,9 @@
-"""When each share of each route moves: rounds as a linear program over time, or a steady stream of chunks."""
+"""When each share of each route moves: rounds as a linear program over time, or a steady stream of chunks.
+
+Collectives as programs over rounds are the subject of SCCL (Cai et al., PPoPP 2021) and TACCL (Shah et al.,
+NSDI 2023), as flows over time of TE-CCL (Liu et al., SIGCOMM 2024). Routes are already known here, so that
+the program stays linear, and small.
+"""
 
 from __future__ import annotations
 
