@@ -143,6 +143,7 @@ def test_hulls_hold_all_that_is_seen(mask, s, t):
     (op,) = streamed(graph)
     seen = np.array(mask(s, t))
     seen[~seen.any(axis=1)] = True
+    assert op.spec.within is not None
     _, hull = op.spec.within
     for row in range(s):
         low, high = hull.interval(row, row + 1)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from einsummable_jax._compat import core
 from einsummable_jax.graph.streaming import MAX_STATIC
 
 
@@ -35,7 +36,7 @@ def known_values(constants: Sequence[Any]) -> tuple[tuple[int, KnownArray], ...]
     """The constants that may be masks or positions, each with its number: integers and truth values."""
     found = []
     for number, value in enumerate(constants):
-        if isinstance(value, jax.core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
+        if isinstance(value, core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
             continue
         if isinstance(value.dtype, np.dtype) and value.dtype.kind in "biu" and 1 < value.size <= MAX_STATIC:
             if isinstance(value, np.ndarray) or value.is_fully_addressable:
