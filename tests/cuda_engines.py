@@ -15,8 +15,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 import pytest
@@ -25,6 +27,7 @@ from einsummable_jax.custom_calls import cuda
 
 ROOT = Path(__file__).parents[1]
 _EMULATED = Path(__file__).parent / "emulated_gpu"
+LONGEST_BUILD_S = 120.0
 _SOURCES = (
     _EMULATED / "engine.cc",
     _EMULATED / "emulated_gpu.cc",
@@ -85,11 +88,22 @@ def build_emulated() -> Path:
     folder = Path(tempfile.gettempdir()) / f"einsummable_emulated_gpu_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     library = folder / f"{digest.hexdigest()[:16]}.so"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(library.with_suffix(".lock"), "w") as lock:
+        # Who waits too long builds it too: whoever holds the lock may have been stopped.
+        _lock(lock, LONGEST_BUILD_S)
         if not library.exists():
             _compile(compiler, library)
     return library
+
+
+def _lock(file: IO[str], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.1)
 
 
 def _compile(compiler: str, library: Path) -> None:
@@ -108,6 +122,6 @@ def _compile(compiler: str, library: Path) -> None:
         for process in running:
             _, errors = process.communicate()
             assert process.returncode == 0, errors
-        made = Path(folder) / "library.so"
+        made = library.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, "-shared", "-o", made, *objects, "-lpthread", "-lrt"], check=True)
-        shutil.move(made, library)
+        os.replace(made, library)
