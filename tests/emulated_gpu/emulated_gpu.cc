@@ -108,6 +108,8 @@ void RunGrid(unsigned blocks, unsigned threads, const std::function<void()>& thr
   for (auto& one : running) one.join();
 }
 
+}  // namespace
+
 // ---- Streams, events, graphs --------------------------------------------------------------------------------
 
 struct Signal {
@@ -127,8 +129,6 @@ struct Signal {
     changed.wait(lock, [&] { return done; });
   }
 };
-
-}  // namespace
 
 // What is captured: for each stream its operations. Signals are numbered, and made anew for each launch.
 struct Graph {
