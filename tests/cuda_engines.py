@@ -28,13 +28,7 @@ from einsummable_jax.custom_calls import cuda
 ROOT = Path(__file__).parents[1]
 _EMULATED = Path(__file__).parent / "emulated_gpu"
 LONGEST_BUILD_S = 120.0
-_SOURCES = (
-    _EMULATED / "engine.cc",
-    _EMULATED / "emulated_gpu.cc",
-    _EMULATED / "ffi_handler.cc",
-    ROOT / "custom_calls/cuda/c_api.cc",
-    ROOT / "custom_calls/cuda/runtime_api.cc",
-)
+_SOURCES = (_EMULATED / "engine.cc", _EMULATED / "ffi_handler.cc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +73,7 @@ def real() -> Iterator[Gpus]:
 def build_emulated() -> Path:
     """Build the library for emulated GPUs, once for all test processes."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or not all(source.exists() for source in _SOURCES):
+    if compiler is None or not (ROOT / "custom_calls/cuda").is_dir():
         pytest.skip("emulated GPUs need a C++ compiler and the sources")
     digest = hashlib.sha256(compiler.encode())
     for folder in (_EMULATED, ROOT / "custom_calls/core", ROOT / "custom_calls/cuda"):
@@ -123,5 +117,5 @@ def _compile(compiler: str, library: Path) -> None:
             _, errors = process.communicate()
             assert process.returncode == 0, errors
         made = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, "-shared", "-o", made, *objects, "-lpthread", "-lrt"], check=True)
+        subprocess.run([compiler, "-shared", "-o", made, *objects, "-lpthread"], check=True)
         os.replace(made, library)

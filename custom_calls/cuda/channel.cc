@@ -71,15 +71,22 @@ Channel::Channel(std::shared_ptr<const Program> program, int64_t exchange_id, st
     : program_(std::move(program)), exchange_id_(exchange_id), number_(NextNumber()), title_(std::move(title)),
       devices_(std::move(devices)), schedule_(MakeSchedule(*program_, pull, devices_)), layout_(*program_),
       ranks_(program_->num_devices), endpoints_(program_->num_devices) {
-  for (int32_t rank = 0; rank < program_->num_devices; ++rank) {
-    if (devices_[rank] == nullptr) continue;
-    Allocate(rank);
-    ZeroControl(rank);
-    endpoints_[rank] = {ranks_[rank].control.address, ranks_[rank].scratch.address};
+  try {
+    for (int32_t rank = 0; rank < program_->num_devices; ++rank) {
+      if (devices_[rank] == nullptr) continue;
+      Allocate(rank);
+      ZeroControl(rank);
+      endpoints_[rank] = {ranks_[rank].control.address, ranks_[rank].scratch.address};
+    }
+  } catch (...) {
+    GiveBack();
+    throw;
   }
 }
 
-Channel::~Channel() {
+Channel::~Channel() { GiveBack(); }
+
+void Channel::GiveBack() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (devices_[rank] == nullptr) continue;
     for (const Arena::Block& block : {ranks_[rank].control, ranks_[rank].scratch, ranks_[rank].tables}) {

@@ -87,6 +87,7 @@ class Channel {
   };
 
   void Allocate(int32_t rank);
+  void GiveBack();
   void ZeroControl(int32_t rank);
   int32_t WorkersOf(int32_t rank) const;
 

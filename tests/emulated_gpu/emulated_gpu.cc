@@ -108,6 +108,8 @@ void RunGrid(unsigned blocks, unsigned threads, const std::function<void()>& thr
   for (auto& one : running) one.join();
 }
 
+}  // namespace
+
 // ---- Streams, events, graphs --------------------------------------------------------------------------------
 
 struct Signal {
@@ -127,8 +129,6 @@ struct Signal {
     changed.wait(lock, [&] { return done; });
   }
 };
-
-}  // namespace
 
 // What is captured: for each stream its operations. Signals are numbered, and made anew for each launch.
 struct Graph {
@@ -231,17 +231,21 @@ cudaError_t Enqueue(Stream* stream, unsigned blocks, unsigned threads, std::func
 
 namespace {
 
-// Of a device: mapped from a file without a name once the last process has let go of it.
+// Large ones, as the engine's arena has them, are in files without names, which other processes find among the files that
+// this one has open.
+constexpr size_t kSharedBytes = 1 << 20;
+
 struct Allocation {
   size_t bytes;
-  std::string file;
+  int file;  // -1 for a small one
 };
 
 std::mutex memory_mutex;
 std::map<char*, Allocation> allocations;
 
-void RemoveFiles() {
-  for (const auto& [address, allocation] : allocations) shm_unlink(allocation.file.c_str());
+void* Mapped(size_t bytes, int file) {
+  const int flags = file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
 }
 
 }  // namespace
@@ -300,16 +304,10 @@ const char* cudaGetErrorName(cudaError_t) { return "error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of an emulated GPU"; }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  static int number = 0;
   std::lock_guard lock(memory_mutex);
-  static const int at_exit = std::atexit(RemoveFiles);
-  static_cast<void>(at_exit);
-  const std::string file =
-      "/einsummable_emulated_" + std::to_string(getpid()) + "_" + std::to_string(number++) + "_" + std::to_string(bytes);
-  const int descriptor = shm_open(file.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
-  if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return cudaErrorMemoryAllocation;
-  void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  close(descriptor);
+  const int file = bytes >= kSharedBytes ? memfd_create("emulated_gpu", MFD_CLOEXEC) : -1;
+  if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0) return cudaErrorMemoryAllocation;
+  void* const mapped = Mapped(bytes, file);
   if (mapped == MAP_FAILED) return cudaErrorMemoryAllocation;
   allocations[static_cast<char*>(mapped)] = {bytes, file};
   *memory = mapped;
@@ -320,7 +318,7 @@ cudaError_t cudaFree(void* memory) {
   std::lock_guard lock(memory_mutex);
   const auto entry = allocations.find(static_cast<char*>(memory));
   if (entry == allocations.end()) return cudaErrorInvalidValue;
-  shm_unlink(entry->second.file.c_str());
+  if (entry->second.file >= 0) close(entry->second.file);
   munmap(memory, entry->second.bytes);
   allocations.erase(entry);
   return cudaSuccess;
@@ -369,19 +367,19 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
   std::lock_guard lock(memory_mutex);
   const auto entry = allocations.find(static_cast<char*>(memory));
-  if (entry == allocations.end()) return cudaErrorInvalidValue;
+  if (entry == allocations.end() || entry->second.file < 0) return cudaErrorInvalidValue;
   *handle = {};
-  std::strncpy(handle->reserved, entry->second.file.c_str(), sizeof(handle->reserved) - 1);
+  std::snprintf(handle->reserved, sizeof(handle->reserved), "/proc/%d/fd/%d", static_cast<int>(getpid()),
+                entry->second.file);
   return cudaSuccess;
 }
 
 cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned) {
-  const std::string file = handle.reserved;
-  const size_t bytes = std::stoull(file.substr(file.rfind('_') + 1));
-  const int descriptor = shm_open(file.c_str(), O_RDWR, 0600);
-  if (descriptor < 0) return cudaErrorInvalidValue;
-  *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  close(descriptor);
+  const int file = open(handle.reserved, O_RDWR);
+  if (file < 0) return cudaErrorInvalidValue;
+  const off_t bytes = lseek(file, 0, SEEK_END);
+  *memory = Mapped(static_cast<size_t>(bytes), file);
+  close(file);
   return *memory == MAP_FAILED ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
