@@ -12,6 +12,7 @@ from attention_programs import (
     attention,
     blocks,
     causal,
+    documents,
     draw_heads,
     like_flax,
     nothing,
@@ -69,12 +70,18 @@ def check(function, *args, passes=None, tolerance=2e-5):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask):
-    q, k, v = draw_heads("gqa", 45, 45)
+    q, k, v = draw_heads("gqa", 45, 45, batch=1)
+    check(lambda q, k, v: attention(q, k, v, mask(45, 45)), q, k, v)
+
+
+@pytest.mark.parametrize("mask", [documents, blocks, some_rows_empty])
+def test_gradients_under_masks(mask):
+    q, k, v = draw_heads("gqa", 45, 45, batch=1)
     check(with_gradients(lambda q, k, v: attention(q, k, v, mask(45, 45))), q, k, v)
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("s, t", [(50, 83), (64, 64)])
+@pytest.mark.parametrize("s, t", [(50, 83)])
 def test_heads(heads, s, t):
     q, k, v = draw_heads(heads, s, t)
     check(with_gradients(lambda q, k, v: attention(q, k, v, causal(s, t))), q, k, v)
@@ -86,13 +93,12 @@ def test_normalisations(normalise):
     check(with_gradients(lambda q, k, v: attention(q, k, v, window(40, 40), normalise)), q, k, v)
 
 
-@pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_library_attention(implementation, is_causal):
+def test_library_attention(is_causal):
     q, k, v = draw_heads("gqa", 48, 48)
     q = q.reshape(2, 48, -1, q.shape[-1])
     function = lambda q, k, v: jax.nn.dot_product_attention(  # noqa: E731
-        q, k, v, is_causal=is_causal, implementation=implementation
+        q, k, v, is_causal=is_causal
     )
     check(with_gradients(function), q, k, v)
 
@@ -136,7 +142,7 @@ def test_masked_tiles_are_left_out():
 
 
 @pytest.mark.parametrize("mask", [m for m in MASKS if m not in (nothing, blocks)])
-@pytest.mark.parametrize("s, t", [(45, 45), (37, 90)])
+@pytest.mark.parametrize("s, t", [(37, 90)])
 def test_hulls_hold_all_that_is_seen(mask, s, t):
     q, k, v = draw_heads("mha", s, t)
     graph = stream(build_graph(jax.make_jaxpr(lambda q, k, v: attention(q, k, v, mask(s, t)))(q, k, v)))
