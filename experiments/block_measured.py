@@ -85,7 +85,8 @@ def measure(
         for program in programs
     ]
     rows[-1] |= _ratios(rows)
-    tags = {"part": "measured", "workload": workload.name, "dtype": np.dtype(config.dtype).name}
+    part = "long" if workload.is_long else "measured"
+    tags = {"part": part, "workload": workload.name, "dtype": np.dtype(config.dtype).name}
     return [tags | row for row in (*rows[:-1], *skipped, rows[-1])]
 
 

@@ -1,4 +1,4 @@
-"""One LLaMA block on five workloads: our plan against hand-written shardings, measured and modelled.
+"""One LLaMA block on nine workloads: our plan against hand-written shardings, measured and modelled.
 
 Usage: ``python -m experiments.llama_block --devices=8 [--dtype=bf16] [--json=FILE] [--plot=FILE.png]``.
 """
@@ -29,7 +29,10 @@ _MEASURED = flags.DEFINE_bool("measured", True, "Measure on this machine's CPU d
 _MODELLED = flags.DEFINE_bool("modelled", True, "Model on a dgx_a100 at LLaMA-7B width.")
 
 _SCALE = 8
-"""The modelled workloads have this many times the tokens (a decoding step: the cache)."""
+"""The modelled workloads have this many times the tokens (a decoding step: the cache); long ones are modelled
+by `experiments.long_context`."""
+_LONG_ROUNDS = 2
+"""A long workload takes seconds: it is timed in so many rounds at most."""
 
 
 def main(argv: list[str]) -> None:
@@ -41,10 +44,12 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(MEASURED_CONFIG, dtype=_DTYPES[_DTYPE.value])
     rows: list[dict[str, Any]] = []
     for workload in workloads if _MEASURED.value else ():
-        rows += (found := measure(config, workload, devices, _REPEATS.value))
+        rounds = min(_REPEATS.value, _LONG_ROUNDS) if workload.is_long else _REPEATS.value
+        in_a_row = 1 if workload.is_long else common.IN_A_ROW
+        rows += (found := measure(config, workload, devices, rounds, in_a_row=in_a_row))
         _print_measured(found)
     topology = machine("dgx_a100", len(devices))
-    for workload in workloads if _MODELLED.value else ():
+    for workload in (w for w in workloads if _MODELLED.value and not w.is_long):
         rows += (found := model(LLAMA_7B_CONFIG, workload.scaled(_SCALE), devices, topology))
         _print_modelled(found)
     summary = summarise(rows)
@@ -60,7 +65,7 @@ def summarise(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
     """The experiment's figures over all workloads; ratios are the baseline's time over ours."""
     ours = [row for row in rows if row["program"] == OURS]
     summary = {}
-    for part, prefix in (("measured", ""), ("modelled", "modelled_")):
+    for part, prefix in (("measured", ""), ("long", "long_"), ("modelled", "modelled_")):
         chosen = [row for row in ours if row["part"] == part]
         if chosen:
             best, megatron = ([row[key] for row in chosen] for key in ("ratio_best", "ratio_megatron"))
@@ -130,7 +135,7 @@ def _ratios(row: dict[str, Any]) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: str) -> None:
-    units = {"measured": "median_ms", "modelled": "modelled_us"}
+    units = {"measured": "median_ms", "long": "median_ms", "modelled": "modelled_us"}
     parts = [part for part in units if any(row["part"] == part for row in rows)]
     figure, axes = common.figure(len(parts), width=9)
     for axis, part in zip(axes[0], parts, strict=True):

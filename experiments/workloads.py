@@ -13,6 +13,9 @@ import numpy as np
 from experiments.models import llama
 from experiments.models.llama import Cache, Constrain, LlamaConfig, Params, identity
 
+LONG = 2048
+"""Sequences of so many tokens are long."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -36,6 +39,11 @@ class Workload:
         """``batch x tokens``, with the cache length for a decoding step."""
         cache = f" cache {self.cache_tokens}" if self.cache_tokens else ""
         return f"{self.batch}x{self.tokens}{cache}{' gradient' if self.gradient else ''}"
+
+    @property
+    def is_long(self) -> bool:
+        """Whether attention is most of the work."""
+        return self.tokens >= LONG
 
     @property
     def is_decode(self) -> bool:
