@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from einsummable_jax.graph.streaming.visibility import whole_call
+
 NEVER = -1e30
 
 
@@ -80,8 +82,8 @@ def draw_heads(heads, s, t, batch=2, size=8, dtype=np.float32, seed=0):
     return tuple(jnp.asarray(draw.standard_normal(shape), dtype) for shape in shapes)
 
 
-def with_gradients(function):
-    """``(results, gradients)`` of a sum over the results, each weighted."""
+def with_gradients(function, argnums=None):
+    """``(results, gradients)`` of a sum over the results, each weighted; by all arguments, or some."""
 
     def run(*args):
         def total(*args):
@@ -89,10 +91,21 @@ def with_gradients(function):
             weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
             return jnp.sum(weights * jnp.sin(out.astype(jnp.float32))), out
 
-        (_, out), gradients = jax.value_and_grad(total, argnums=tuple(range(len(args))), has_aux=True)(*args)
+        numbers = argnums or tuple(range(len(args)))
+        (_, out), gradients = jax.value_and_grad(total, argnums=numbers, has_aux=True)(*args)
         return out, *gradients
 
     return run
+
+
+def run(graph, *args):
+    """The results of a graph, each operation run whole."""
+    values = dict(zip(graph.inputs, args, strict=True))
+    values.update((t, jnp.asarray(x, graph.tensors[t].dtype)) for t, x in graph.literals.items())
+    for op in graph.operations:
+        call = whole_call(op.spec.operands, op.spec.results, [label.extent for label in op.spec.labels])
+        values.update(zip(op.results, op.spec.kernel(call, *(values[t] for t in op.operands)), strict=True))
+    return [values[t] for t in graph.outputs]
 
 
 # ---- as libraries write it ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from attention_programs import (
     draw_heads,
     like_flax,
     nothing,
+    run,
     some_rows_empty,
     window,
     with_gradients,
@@ -25,8 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import STREAMED, regions, stream, tiling
-from einsummable_jax.graph.streaming.visibility import whole_call
+from einsummable_jax.graph.streaming import STREAMED, regions, row_products, stream, tiling
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def small_tiles(monkeypatch):
     """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
     monkeypatch.setattr(regions, "GROWTH", 1)
+    monkeypatch.setattr(row_products, "FEW_TERMS", 0)
     monkeypatch.setattr(tiling, "TILE_ELEMENTS", 1 << 10)
     monkeypatch.setattr(tiling, "LONGEST_TILE", 16)
     monkeypatch.setattr(tiling, "BLOCK", 16)
@@ -41,16 +42,6 @@ def small_tiles(monkeypatch):
 
 def streamed(graph):
     return [op for op in graph.operations if op.primitive == STREAMED]
-
-
-def run(graph, *args):
-    """The results of a graph, each operation run whole."""
-    values = dict(zip(graph.inputs, args, strict=True))
-    values.update((t, jnp.asarray(x, graph.tensors[t].dtype)) for t, x in graph.literals.items())
-    for op in graph.operations:
-        call = whole_call(op.spec.operands, op.spec.results, [label.extent for label in op.spec.labels])
-        values.update(zip(op.results, op.spec.kernel(call, *(values[t] for t in op.operands)), strict=True))
-    return [values[t] for t in graph.outputs]
 
 
 def check(function, *args, passes=None, tolerance=2e-5):

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph
-from einsummable_jax.graph.spec import ArrayMap, JoinAggSpec, LocalArray, LocalCall
+from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -22,13 +22,13 @@ from einsummable_jax.layout import Monoid
 STREAMED = "streamed"
 """Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
 
-_MONOIDS = {
+MONOIDS = {
     "reduce_sum": Monoid.SUM,
     "dot_general": Monoid.SUM,
     "reduce_max": Monoid.MAX,
     "reduce_min": Monoid.MIN,
 }
-_LOW_PRECISION = (jnp.bfloat16, jnp.float16)
+"""What aggregates the contributions of each kind of sink."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,19 +37,15 @@ class Sink:
 
     Attributes:
       operation: Its number.
-      spec: How a tile's contribution is computed; sums of 16-bit numbers are left in float32.
       monoid: What aggregates contributions.
       dims: The region's label of each dimension of the result.
       dtype: Type of the result.
-      running: Type of the aggregate.
     """
 
     operation: int
-    spec: JoinAggSpec
     monoid: Monoid
     dims: DimLabels
     dtype: Any
-    running: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +123,8 @@ class _Sweep:
 
     def run(self) -> list[jax.Array]:
         """The aggregates over all tiles."""
-        sinks = self.kernel.sinks
         buffers = [
-            jnp.full(array.shape, sink.monoid.identity(sink.running), sink.running)
+            jnp.full(array.shape, sink.monoid.identity(sink.dtype), sink.dtype)
             for sink, array in self.results.items()
         ]
         for kinds in itertools.product(*(self._kinds(label) for label in self.outer)):
@@ -147,7 +142,7 @@ class _Sweep:
 
             total = int(np.prod(counts))
             buffers = row(np.int32(0), buffers) if total == 1 else lax.fori_loop(0, total, row, buffers)
-        return [buffer.astype(sink.dtype) for buffer, sink in zip(buffers, sinks, strict=True)]
+        return buffers
 
     def _kinds(self, label: int) -> list[tuple[int, int, int]]:
         """Full tiles and the rest along a label: how many, their extent, where the first starts."""
@@ -169,22 +164,16 @@ class _Sweep:
                 end = _clamped(high - first + size - 1, size, count)
 
             def step(number: Any, state: Any, size: int = size, first: int = first) -> Any:
-                carried, columns = state
                 there = [*offsets]
                 there[self.inner] = np.int32(first) + number * np.int32(size)
                 within = [*sizes]
                 within[self.inner] = size
                 starts = tuple(start + offset for start, offset in zip(self.starts, there, strict=True))
                 tile = _Tile(tuple(within), tuple(there), starts)
+                sweep = functools.partial(self._step, tile)
                 if self.kernel.seen.holes is None:
-                    return self._step(tile, carried, columns)
-                return lax.cond(
-                    self._is_hole(tile),
-                    lambda *state: state,
-                    lambda *s: self._step(tile, *s),
-                    carried,
-                    columns,
-                )
+                    return sweep(*state)
+                return lax.cond(self._is_hole(tile), _leave, sweep, *state)
 
             if low is None and count == 1:
                 carried, columns = step(np.int32(0), (carried, columns))
@@ -213,9 +202,9 @@ class _Sweep:
     def _begin(self, sizes: Sequence[int]) -> list[Any]:
         return [
             jnp.full(
-                _shape(sink.dims, sink.spec.results[0], sizes),
-                sink.monoid.identity(sink.running),
-                sink.running,
+                _shape(sink.dims, self.graph.operations[sink.operation].spec.results[0], sizes),
+                sink.monoid.identity(sink.dtype),
+                sink.dtype,
             )
             for sink in self.rows
         ]
@@ -254,8 +243,8 @@ class _Sweep:
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         old = state[softmax.peak]
         new = lax.max(old, self._contribution(peak, tile, env))
-        shift_old, dims = self._shift(old, peak, tile.sizes)
-        shift_new, _ = self._shift(new, peak, tile.sizes)
+        shift_old, dims = self._shift(old, peak)
+        shift_new, _ = self._shift(new, peak)
         # Nothing but masked scores so far: any finite number will do in place of the maximum.
         env[softmax.shift] = jnp.where(jnp.isneginf(shift_new), jnp.zeros_like(shift_new), shift_new)
         factor = jnp.where(shift_old == shift_new, jnp.ones_like(shift_new), jnp.exp(shift_old - shift_new))
@@ -267,8 +256,10 @@ class _Sweep:
             if sink is peak:
                 found.append(new)
                 continue
-            scale = _aligned(factor, dims, sink.dims).astype(sink.running)
-            found.append(value * scale + self._contribution(sink, tile, env))
+            contribution = self._contribution(sink, tile, env)
+            if sink.operation not in softmax.apart:
+                value = value * _aligned(factor, dims, sink.dims).astype(sink.dtype)
+            found.append(sink.monoid.combine(value, contribution))
         return found
 
     def _finish(self, carried: list[Any]) -> list[Any]:
@@ -278,22 +269,20 @@ class _Sweep:
             return carried
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
-        shift, dims = self._shift(state[softmax.peak], peak, None)
+        shift, dims = self._shift(state[softmax.peak], peak)
         lost = jnp.isneginf(shift)
         found = []
         for sink, value in zip(self.rows, carried, strict=True):
-            if sink is not peak:
+            if sink is not peak and sink.operation not in softmax.apart:
                 if sink.operation in softmax.divided:
                     (total,) = [s for s in self.rows if s.operation == softmax.total]
-                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(
-                        sink.running
-                    )
+                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(sink.dtype)
                 # As the function itself has it: infinity minus infinity.
                 value = jnp.where(_aligned(lost, dims, sink.dims), jnp.asarray(np.nan, value.dtype), value)
             found.append(value)
         return found
 
-    def _shift(self, peak_value: Any, peak: Sink, sizes: Sequence[int] | None) -> tuple[Any, DimLabels]:
+    def _shift(self, peak_value: Any, peak: Sink) -> tuple[Any, DimLabels]:
         """What is subtracted from the scores, of the maximum of a tile's rows."""
         softmax, graph = self.softmax, self.graph
         assert softmax is not None
@@ -306,10 +295,12 @@ class _Sweep:
         for index in softmax.shift_operations:
             op = graph.operations[index]
             labels: list[int | None] = [None] * len(op.spec.labels)
-            for t, array_map in zip(op.operands, op.spec.operands, strict=True):
-                for dim, dim_map in enumerate(array_map):
-                    if t in dims and dim_map.terms:
-                        labels[dim_map.terms[0][0]] = dims[t][dim]
+            known = [(m, dims[t]) for t, m in zip(op.operands, op.spec.operands, strict=True) if t in dims]
+            # A constant has the shape of the maximum.
+            for array_map, own in known or [(op.spec.results[0], peak.dims)]:
+                for dim_map, label in zip(array_map, own, strict=True):
+                    if dim_map.terms:
+                        labels[dim_map.terms[0][0]] = label
             self._run(index, tuple(labels), lambda label: (extents[label], 0), env)
             dims.update((t, dim_labels(m, labels)) for t, m in zip(op.results, op.spec.results, strict=True))
         return env[softmax.shift], dims[softmax.shift]
@@ -346,11 +337,10 @@ class _Sweep:
         labels: Sequence[int | None],
         interval: Callable[[int], tuple[int, Any]],
         env: dict[Any, Any],
-        spec: JoinAggSpec | None = None,
     ) -> list[Any]:
         """Run one operation on a tile; its results are entered, and returned."""
         op = self.graph.operations[index]
-        spec = spec or op.spec
+        spec = op.spec
         intervals = [
             (label.extent, 0) if ours is None else interval(ours)
             for label, ours in zip(spec.labels, labels, strict=True)
@@ -375,11 +365,8 @@ class _Sweep:
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
-        inside = dict(env)
-        (value,) = self._run(
-            sink.operation, labels, lambda x: (tile.sizes[x], tile.starts[x]), inside, sink.spec
-        )
-        return value.astype(sink.running)
+        (value,) = self._run(sink.operation, labels, lambda x: (tile.sizes[x], tile.starts[x]), dict(env))
+        return value
 
     def _enter(
         self, offsets: Sequence[Any], rows: list[Any], columns: list[Any], buffers: list[Any]
@@ -391,6 +378,11 @@ class _Sweep:
             else:
                 found.append(_combine_at(buffer, rows.pop(0), _at(sink.dims, offsets), sink.monoid))
         return found
+
+
+def _leave(carried: list[Any], columns: list[Any]) -> tuple[list[Any], list[Any]]:
+    """What a tile that holds nothing leaves of the aggregates: all of them."""
+    return carried, columns
 
 
 def _clamped(position: Any, size: int, count: int) -> Any:
@@ -428,15 +420,3 @@ def _aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
     sizes = iter(value.shape[i] for i in order)
     shape = [next(sizes) if x is not None and x in labels else 1 for x in wanted]
     return value.transpose(order).reshape(shape)
-
-
-def running_dtype(dtype: Any, monoid: Monoid) -> Any:
-    """The type in which contributions are aggregated."""
-    low = monoid is Monoid.SUM and any(dtype == x for x in _LOW_PRECISION)
-    return np.dtype(np.float32) if low else dtype
-
-
-@functools.cache
-def monoid_of(primitive: str) -> Monoid:
-    """What aggregates the contributions of a sink."""
-    return _MONOIDS[primitive]

@@ -35,6 +35,7 @@ class Softmax:
       divisors: Tensors that are the sum of exponentials, as the members read it that divide by it.
       total: The sink that is this sum; None if nothing is divided by one.
       divided: The sinks whose contributions are divided by it.
+      apart: Sinks that depend on no maximum, and are swept along: picked scores, sums of scores.
     """
 
     peak: int
@@ -44,6 +45,7 @@ class Softmax:
     divisors: tuple[int, ...]
     total: int | None
     divided: frozenset[int]
+    apart: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ def passes_of(graph: Graph, regions: Sequence[Region]) -> list[Pass]:
             groups.setdefault(key, []).append(sink)
         for (kind, index), sinks in groups.items():
             running = softmax[index][0] if kind < 0 else None
-            found.append((max(levels[s] for s in sinks), _pass(graph, region, sinks, running)))
+            found.append((max(levels[s] for s in sinks), pass_over(graph, region, sinks, running)))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -112,7 +114,8 @@ def cone(
     return tuple(sorted(needed))
 
 
-def _pass(graph: Graph, region: Region, sinks: Sequence[int], softmax: Softmax | None) -> Pass:
+def pass_over(graph: Graph, region: Region, sinks: Sequence[int], softmax: Softmax | None = None) -> Pass:
+    """The pass that makes the results of some sinks."""
     members = cone(graph, region, [t for s in sinks for t in graph.operations[s].operands])
     made = {t for m in members for t in graph.operations[m].results}
     inside = made.union({softmax.shift, *softmax.divisors} if softmax else ())
@@ -171,9 +174,9 @@ def _softmax(graph: Graph, region: Region, peak: int) -> tuple[Softmax, tuple[in
         if graph.operations[m].primitive == "exp" and graph.operations[m].operands[0] in differences
         for t in graph.operations[m].results
     }
-    reduced = _reduced_labels(graph, region, peak)
+    reduced = reduced_labels(graph, region, peak)
     linear = _Linear(graph, region, weights, shift)
-    totals = [s for s in region.sinks if linear.is_total(s) and _reduced_labels(graph, region, s) == reduced]
+    totals = [s for s in region.sinks if linear.is_total(s) and reduced_labels(graph, region, s) == reduced]
     best: tuple[Softmax, tuple[int, ...]] | None = None
     for total in (*totals[:1], None):
         divisors = () if total is None else _row_wise(graph, graph.operations[total].results[0], _COPIES)[1]
@@ -181,7 +184,7 @@ def _softmax(graph: Graph, region: Region, peak: int) -> tuple[Softmax, tuple[in
             s: power
             for s in region.sinks
             if s != peak
-            and _reduced_labels(graph, region, s) == reduced
+            and reduced_labels(graph, region, s) == reduced
             and (power := linear.power(s, frozenset(divisors))) is not None
         }
         if total is not None and total not in powers:
@@ -192,27 +195,36 @@ def _softmax(graph: Graph, region: Region, peak: int) -> tuple[Softmax, tuple[in
         divided = frozenset(s for s in together if powers[s])
         if not together or (best is not None and len(best[1]) > len(together)):
             continue
+        apart = _apart(graph, region, (peak, *together))
         best = (
-            Softmax(peak, scores, tuple(chain[shift]), shift, tuple(divisors), total, divided),
-            (peak, *together),
+            Softmax(
+                peak, scores, tuple(chain[shift]), shift, tuple(divisors), total, divided, frozenset(apart)
+            ),
+            (peak, *together, *apart),
         )
         break
     return best
 
 
 def _row_wise(graph: Graph, tensor: int, allowed: frozenset[str]) -> tuple[dict[int, list[int]], list[int]]:
-    """Tensors computed of ``tensor`` and literals alone, each with the operations on the way to it."""
+    """Tensors computed of ``tensor`` and constants alone, each with the operations on the way to it."""
+    shape = graph.tensors[tensor].shape
     chain: dict[int, list[int]] = {tensor: []}
+    constants: dict[int, list[int]] = {literal: [] for literal in graph.literals}
     for index, op in enumerate(graph.operations):
-        own = [t for t in op.operands if t in chain]
-        rest = [t for t in op.operands if t not in chain and t not in graph.literals]
-        if own and not rest and op.primitive in allowed:
-            before = sorted({i for t in own for i in chain[t]})
-            chain.update((t, [*before, index]) for t in op.results)
+        before = [constants.get(t, chain.get(t)) for t in op.operands]
+        if op.primitive not in allowed or not before or None in before:
+            continue
+        made = sorted({index, *(i for way in before if way is not None for i in way)})
+        if not chain.keys().isdisjoint(op.operands):
+            chain.update(dict.fromkeys(op.results, made))
+        elif graph.tensors[op.results[0]].shape == shape:
+            constants.update(dict.fromkeys(op.results, made))
     return chain, list(chain)
 
 
-def _reduced_labels(graph: Graph, region: Region, sink: int) -> frozenset[int]:
+def reduced_labels(graph: Graph, region: Region, sink: int) -> frozenset[int]:
+    """The labels of a region that a sink aggregates over."""
     op = graph.operations[sink]
     shown = {label for m in op.spec.results[0] for label, _ in m.terms}
     found = (region.labels[sink][k] for k in range(len(op.spec.labels)) if k not in shown)
@@ -291,16 +303,37 @@ def _independent(
     graph: Graph, region: Region, peak: int, sinks: Sequence[int], inside: Collection[int]
 ) -> tuple[int, ...]:
     """Those of ``sinks`` that read nothing made of the maximum or of each other, except ``inside``."""
-    reached = {t for s in (peak, *sinks) for t in graph.operations[s].results}
+    reached = _reached(graph, region, (peak, *sinks)).difference(inside)
+    return tuple(sink for sink in sinks if reached.isdisjoint(_reads(graph, region, sink)))
+
+
+def _apart(graph: Graph, region: Region, together: Sequence[int]) -> tuple[int, ...]:
+    """The sinks over the same labels that neither read what a sink makes, nor make what ``together`` read."""
+    reached = _reached(graph, region, region.sinks)
+    read = {t for sink in together for t in _reads(graph, region, sink)}
+    reduced = reduced_labels(graph, region, together[0])
+    return tuple(
+        sink
+        for sink in region.sinks
+        if sink not in together
+        and reduced_labels(graph, region, sink) == reduced
+        and reached.isdisjoint(_reads(graph, region, sink))
+        and read.isdisjoint(_reached(graph, region, [sink]))
+    )
+
+
+def _reached(graph: Graph, region: Region, sinks: Collection[int]) -> set[int]:
+    """What is made of the results of ``sinks`` outside of the region."""
+    reached = {t for s in sinks for t in graph.operations[s].results}
     members = set(region.members)
     for index, op in enumerate(graph.operations):
         if index not in members and not reached.isdisjoint(op.operands):
             reached.update(op.results)
-    found: list[int] = []
-    for sink in sinks:
-        needed = cone(graph, region, graph.operations[sink].operands)
-        made = {t for m in needed for t in graph.operations[m].results}
-        read = {t for i in (*needed, sink) for t in graph.operations[i].operands}.difference(made, inside)
-        if reached.isdisjoint(read):
-            found.append(sink)
-    return tuple(found)
+    return reached
+
+
+def _reads(graph: Graph, region: Region, sink: int) -> set[int]:
+    """What a sink and the members that it needs read from outside of the region."""
+    needed = cone(graph, region, graph.operations[sink].operands)
+    made = {t for m in needed for t in graph.operations[m].results}
+    return {t for i in (*needed, sink) for t in graph.operations[i].operands}.difference(made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from einsummable_jax.graph.graph import Graph, Operation
 from einsummable_jax.graph.spec import ArrayMap, Role
@@ -65,13 +65,14 @@ def find_regions(graph: Graph, min_bytes: int | None = None) -> tuple[list[Regio
     """
     least = MIN_BYTES if min_bytes is None else min_bytes
     seeds = [i for i, op in enumerate(graph.operations) if _grows(graph, op, least)]
+    large = large_tensors(graph, least)
     regions: list[Region] = []
     misses: list[Miss] = []
     done: set[int] = set()
     for seed in seeds:
         if seed in done:
             continue
-        growth = _Growth(graph, frozenset(seeds))
+        growth = _Growth(graph, frozenset(seeds), large)
         try:
             growth.grow(seed)
             regions.append(growth.region())
@@ -80,6 +81,18 @@ def find_regions(graph: Graph, min_bytes: int | None = None) -> tuple[list[Regio
             done.add(seed)
             misses.append(Miss(seed, str(error)))
     return regions, misses
+
+
+def large_tensors(graph: Graph, min_bytes: int | None = None) -> set[int]:
+    """The results of contractions that may start regions, and what element-wise operations make of them."""
+    least = MIN_BYTES if min_bytes is None else min_bytes
+    found: set[int] = set()
+    for op in graph.operations:
+        sizes = {math.prod(graph.tensors[t].shape) for t in op.operands if t in found}
+        same = all(math.prod(graph.tensors[t].shape) in sizes for t in op.results)
+        if _grows(graph, op, least) or (op.spec.elementwise and sizes and same):
+            found.update(op.results)
+    return found
 
 
 def is_plain(array_map: ArrayMap) -> bool:
@@ -109,7 +122,7 @@ class _NoRegionError(Exception):
 class _Growth:
     """One region while it grows from its first contraction."""
 
-    def __init__(self, graph: Graph, seeds: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, seeds: frozenset[int], large: Collection[int]) -> None:
         self.graph = graph
         self.seeds = seeds
         self.producer = {t: i for i, op in enumerate(graph.operations) for t in op.results}
@@ -120,18 +133,9 @@ class _Growth:
         self.members: set[int] = set()
         self.sinks: set[int] = set()
         self.hot: set[int] = set()
-        self._large = self._made_of_seeds()
+        self._large = frozenset(large)
         handed_on = {carry.next for loop in graph.loops for carry in loop.carries}
         self.stored = handed_on.union(graph.outputs)
-
-    def _made_of_seeds(self) -> set[int]:
-        """The results of seeds, and what element-wise operations make of them."""
-        found: set[int] = set()
-        for index, op in enumerate(self.graph.operations):
-            reads = [t for t in op.operands if t in found]
-            if index in self.seeds or (op.spec.elementwise and reads and self._keeps_size(op, reads[0])):
-                found.update(op.results)
-        return found
 
     def grow(self, seed: int) -> None:
         """Add all that must be in a region with the contraction ``seed``."""

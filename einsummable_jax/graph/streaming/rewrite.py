@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from einsummable_jax import _compat
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.hull import Hull, hull_of
 from einsummable_jax.graph.prune import pruned
-from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
-from einsummable_jax.graph.streaming.kernel import STREAMED, Sink, TileKernel, monoid_of, running_dtype
+from einsummable_jax.graph.streaming.kernel import MONOIDS, STREAMED, Sink, TileKernel
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
-from einsummable_jax.graph.streaming.regions import Region, find_regions
+from einsummable_jax.graph.streaming.picks import with_picks_as_sums
+from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tiling import Visibility, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
+from einsummable_jax.graph.streaming.widen import with_wide_sums
 
 
 def stream(
@@ -29,24 +29,34 @@ def stream(
     Args:
       graph: What is planned.
       min_bytes: Least size of the result of a contraction that is not to be stored.
-      known: Values of inputs that are constants of the program, such as masks.
+      known: Values of inputs that are constants of the program, such as masks, by position.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
     """
     regions, misses = find_regions(graph, min_bytes)
+    summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes))
+    if summed is not None and len((again := find_regions(summed, min_bytes))[1]) < len(misses):
+        graph, (regions, misses) = summed, again
     missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
     stored = [f"{op.primitive} at {op.source or 'unknown line'}: {reason}" for op, reason in missed]
-    simpler = with_row_products(graph, regions)
+    wider = with_wide_sums(graph, regions)
+    if wider is not None:
+        graph, (regions, _) = wider, find_regions(wider, min_bytes)
+    simpler = with_row_products(graph, regions, _static(graph, known))
     if simpler is not None:
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
-    static = StaticValues(graph, known)
+    static = _static(graph, known)
     swept = [(each, _operation(graph, each, static)) for each in passes_of(graph, regions)]
     placed = _placed(graph, swept) if swept else graph
     if placed is None:
         sources = dict.fromkeys(op.source for _, op in swept)
         stored += [f"contraction at {source}: tiles would tear a loop apart" for source in sources]
     return dataclasses.replace(placed or graph, stored=tuple(dict.fromkeys(stored)))
+
+
+def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValues:
+    return StaticValues(graph, {graph.inputs[position]: value for position, value in (known or {}).items()})
 
 
 def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
@@ -107,19 +117,8 @@ def _sink_labels(swept: Pass, index: int) -> set[int]:
 
 def _sink(graph: Graph, swept: Pass, index: int) -> Sink:
     op = graph.operations[index]
-    value = graph.tensors[op.results[0]]
-    monoid = monoid_of(op.primitive)
-    running = running_dtype(value.dtype, monoid)
-    spec = op.spec
-    if running != value.dtype:
-        operands = [graph.tensors[t] for t in op.operands]
-        params = dict(op.params)
-        if op.primitive == "dot_general":
-            params["preferred_element_type"] = running
-            primitive = _compat.dot_general_p
-            spec = spec_for(primitive, params, operands, [dataclasses.replace(value, dtype=running)])
-    dims = dim_labels(spec.results[0], swept.region.labels[index])
-    return Sink(index, spec, monoid, dims, value.dtype, running)
+    dims = dim_labels(op.spec.results[0], swept.region.labels[index])
+    return Sink(index, MONOIDS[op.primitive], dims, graph.tensors[op.results[0]].dtype)
 
 
 def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:

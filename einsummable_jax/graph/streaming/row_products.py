@@ -4,6 +4,11 @@ The gradient of a softmax needs, for each row, the sum of its probabilities time
 ``sum_t p[s, t] dp[s, t]``, where ``dp[s, t] = sum_h do[s, h] v[t, h]``. If ``sum_t p[s, t] v[t, h]`` is
 known, as ``o[s, h]``, that is ``sum_h do[s, h] o[s, h]``: no sweep over the tiles is needed (FlashAttention,
 arXiv 2205.14135, section B.4). Factors that are the same all along a row are drawn out of both sums.
+
+Rounding errors of ``dp`` in the sum over ``t`` cancel in part when it is subtracted from ``dp[s, t]``; those
+of the other sum do not. What would cancel is in proportion to the probability: it matters most where rows
+see few positions, and there a sweep costs little. Elsewhere ``dp`` is made of two halves, which halves the
+variance of its errors.
 """
 
 from __future__ import annotations
@@ -17,10 +22,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph, Operation
-from einsummable_jax.graph.prune import pruned
+from einsummable_jax.graph.spec import LocalCall
 from einsummable_jax.graph.streaming.passes import DimLabels, dim_labels
 from einsummable_jax.graph.streaming.regions import Region
-from einsummable_jax.graph.trace import build_graph
+from einsummable_jax.graph.streaming.replace import Replacement, replaced
+from einsummable_jax.graph.streaming.tiling import terms_per_result
+from einsummable_jax.graph.streaming.visibility import StaticValues
+
+FEW_TERMS = 64
+"""Sums of so few terms are swept: there the error is XLA's, and the work is small."""
+LONG_CONTRACTION = 32
+"""Shorter contractions gain nothing from being added up in halves."""
 
 Factor = tuple[int, bool, DimLabels]
 """A tensor, whether it divides, and the region's labels of its dimensions."""
@@ -32,6 +44,7 @@ class _RowProduct:
 
     Attributes:
       sink: The sum.
+      inner: The contraction that makes the gradients of the probabilities.
       gradient: The operand of the inner contraction that has rows, with the labels of its dimensions; None
         marks the contracted one.
       contraction: The result of the other contraction, with the same.
@@ -41,6 +54,7 @@ class _RowProduct:
     """
 
     sink: int
+    inner: int
     gradient: tuple[int, DimLabels]
     contraction: tuple[int, DimLabels]
     of_sum: tuple[Factor, ...]
@@ -48,32 +62,24 @@ class _RowProduct:
     dims: DimLabels
 
 
-def with_row_products(graph: Graph, regions: Sequence[Region]) -> Graph | None:
+def with_row_products(graph: Graph, regions: Sequence[Region], static: StaticValues) -> Graph | None:
     """The graph with such sums computed from small tensors; None if there are none."""
-    found = [product for region in regions for product in _row_products(graph, region)]
-    if not found:
-        return None
-    tensors = list(graph.tensors)
-    literals = dict(graph.literals)
-    instead: dict[int, list[Operation]] = {}
-    for product in found:
-        instead[product.sink] = _operations(graph, product, tensors, literals)
-    operations: list[Operation] = []
-    origins: list[int] = []
-    for index, op in enumerate(graph.operations):
-        new = instead.get(index, [op])
-        operations += new
-        origins += [index] * len(new)
-    return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
+    found = [product for region in regions for product in _row_products(graph, region, static)]
+    halved = {product.inner for product in found}
+    operations = [_in_halves(graph, op) if i in halved else op for i, op in enumerate(graph.operations)]
+    graph = dataclasses.replace(graph, operations=tuple(operations))
+    return replaced(graph, {product.sink: _replacement(graph, product) for product in found})
 
 
-def _row_products(graph: Graph, region: Region) -> list[_RowProduct]:
+def _row_products(graph: Graph, region: Region, static: StaticValues) -> list[_RowProduct]:
     found = []
     factoring = _Factoring(graph, region)
     for sink in region.sinks:
         if graph.operations[sink].primitive == "reduce_sum":
             matches = (factoring.match(sink, other) for other in region.sinks)
-            found += [match for match in matches if match is not None][:1]
+            match = next((match for match in matches if match is not None), None)
+            if match is not None and terms_per_result(graph, region, sink, static) > FEW_TERMS:
+                found.append(match)
     return found
 
 
@@ -138,6 +144,7 @@ class _Factoring:
             if ours[1] == theirs[1] and gradient not in self.maker:
                 return _RowProduct(
                     sink,
+                    inner,
                     (gradient, gradient_dims),
                     (contracted.results[0], contraction_dims),
                     tuple(ours[0]),
@@ -177,14 +184,10 @@ class _Factoring:
         )
 
 
-def _operations(
-    graph: Graph, product: _RowProduct, tensors: list, literals: dict[int, object]
-) -> list[Operation]:
-    """The operations that compute a row product; new tensors and literals are entered."""
+def _replacement(graph: Graph, product: _RowProduct) -> Replacement:
+    """What computes a row product."""
     factors = [*product.of_sum, *((t, not divides, dims) for t, divides, dims in product.of_contraction)]
-    arguments = [product.gradient[0], product.contraction[0], *(t for t, _, _ in factors)]
-    old = graph.operations[product.sink]
-    target = graph.tensors[old.results[0]]
+    target = graph.tensors[graph.operations[product.sink].results[0]]
     wide = jnp.promote_types(target.dtype, jnp.float32)
 
     def function(gradient: jax.Array, contraction: jax.Array, *values: jax.Array) -> jax.Array:
@@ -196,25 +199,28 @@ def _operations(
             total = total / row if divides else total * row
         return jnp.broadcast_to(total, target.shape).astype(target.dtype)
 
-    structs = [jax.ShapeDtypeStruct(graph.tensors[t].shape, graph.tensors[t].dtype) for t in arguments]
-    small = build_graph(jax.make_jaxpr(function)(*structs))
-    number = dict(zip(small.inputs, arguments, strict=True))
-    number[small.outputs[0]] = old.results[0]
-    for tensor, value in enumerate(small.tensors):
-        if tensor not in number:
-            number[tensor] = len(tensors)
-            tensors.append(value)
-    literals.update((number[t], value) for t, value in small.literals.items())
-    return [
-        dataclasses.replace(
-            op,
-            operands=tuple(number[t] for t in op.operands),
-            results=tuple(number[t] for t in op.results),
-            source=old.source,
-            name_stack=old.name_stack,
-        )
-        for op in small.operations
-    ]
+    return Replacement(
+        function, (product.gradient[0], product.contraction[0], *(tensor for tensor, _, _ in factors))
+    )
+
+
+def _in_halves(graph: Graph, op: Operation) -> Operation:
+    """A contraction that adds up those of two halves: its rounding errors grow with the length of sums."""
+    (lhs, rhs), _ = op.params["dimension_numbers"]
+    whole = op.spec.kernel
+    is_wide = graph.tensors[op.results[0]].dtype == jnp.float32
+
+    def kernel(call: LocalCall, x: jax.Array, y: jax.Array) -> Sequence[jax.Array]:
+        n = x.shape[lhs[0]]
+        halves = [
+            whole(call, lax.slice_in_dim(x, *half, axis=lhs[0]), lax.slice_in_dim(y, *half, axis=rhs[0]))
+            for half in ((0, n // 2), (n // 2, n))
+        ]
+        return [first + second for first, second in zip(*halves, strict=True)]
+
+    if len(lhs) != 1 or op.spec.operands[0][lhs[0]].extent < LONG_CONTRACTION or not is_wide:
+        return op
+    return dataclasses.replace(op, spec=dataclasses.replace(op.spec, kernel=kernel))
 
 
 def _arranged(value: jax.Array, dims: DimLabels, wanted: DimLabels, contracted: bool) -> jax.Array:

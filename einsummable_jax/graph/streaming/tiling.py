@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph
-from einsummable_jax.graph.streaming.passes import Pass, dim_labels
+from einsummable_jax.graph.streaming.passes import Pass, dim_labels, pass_over, reduced_labels
 from einsummable_jax.graph.streaming.regions import Region
 from einsummable_jax.graph.streaming.visibility import (
     Bounds,
@@ -151,11 +151,15 @@ class _Analysis:
         return functools.reduce(np.logical_and, answers)
 
     @functools.cached_property
+    def coarse(self) -> np.ndarray:
+        """Whether nothing is in each of at most 64 intervals along each label."""
+        edges = [np.unique(np.linspace(0, n, min(n, 64) + 1).astype(int)) for n in self.region.extents]
+        return self.empty(Grid(edges))
+
+    @property
     def depends(self) -> frozenset[int]:
         """The labels along which emptiness changes."""
-        edges = [np.unique(np.linspace(0, n, min(n, 64) + 1).astype(int)) for n in self.region.extents]
-        shape = self.empty(Grid(edges)).shape
-        return frozenset(label for label, n in enumerate(shape) if n > 1)
+        return frozenset(label for label, n in enumerate(self.coarse.shape) if n > 1)
 
     def _bounds(self, grid: Grid) -> dict[int, Bounds]:
         graph, region = self.graph, self.region
@@ -182,6 +186,12 @@ class _Analysis:
                 result = bounds_after(op.primitive, op.params, operands, grid.rank)
             found.update((t, result) for t in op.results)
         return found
+
+
+def terms_per_result(graph: Graph, region: Region, sink: int, static: StaticValues) -> float:
+    """How many terms of a sink's sums are not surely nothing, on average over its results; about."""
+    seen = 1 - _Analysis(graph, pass_over(graph, region, [sink]), static).coarse.mean()
+    return float(seen) * math.prod(region.extents[label] for label in reduced_labels(graph, region, sink))
 
 
 def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> Visibility:
