@@ -74,7 +74,7 @@ def test_gradients_under_masks(mask):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("s, t", [(50, 83)])
 def test_heads(heads, s, t):
-    q, k, v = draw_heads(heads, s, t)
+    q, k, v = draw_heads(heads, s, t, size=33)
     check(with_gradients(lambda q, k, v: attention(q, k, v, causal(s, t))), q, k, v)
 
 
@@ -149,6 +149,24 @@ def test_hulls_hold_all_that_is_seen(mask, s, t):
     assert points == sum(high - low for low, high in (hull.interval(row, row + 1) for row in range(s)))
 
 
+def own_block_and_first(s, t):
+    block, key = jnp.arange(s)[:, None] // 16, jnp.arange(t)[None, :] // 16
+    return (key == 0) | (key == block)
+
+
+@pytest.mark.parametrize("mask", [causal, own_block_and_first])
+def test_what_is_left_out_is_not_touched(mask):
+    """Neither beyond the hull of what is seen, nor in a hole of it: no number there is ever multiplied."""
+    q, k, v = draw_heads("mha", 96, 96, batch=1)
+    seen = np.asarray(mask(96, 96))
+    rows, keys = slice(32, 48), slice(16, 32) if mask is own_block_and_first else slice(64, 96)
+    assert not seen[rows, keys].any()
+    function = lambda q, k, v: attention(q, k, v, mask(96, 96))  # noqa: E731
+    graph = stream(build_graph(jax.make_jaxpr(function)(q, k, v)))
+    found = jax.jit(lambda *args: run(graph, *args))(q, k, v.at[:, keys].set(jnp.nan))[0]
+    np.testing.assert_allclose(found[:, rows], function(q, k, v)[:, rows], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("fill", [-1e30, -np.inf, np.finfo(np.float32).min])
 def test_rows_that_see_nothing(fill):
     """The mean of all values, or no number at all: whatever the function gives."""
@@ -196,6 +214,15 @@ def test_bfloat16():
     ours, theirs = run(graph, q, k, v)[0], jax.jit(function)(q, k, v)
     errors = [float(np.abs(np.asarray(x, np.float32) - exact).max()) for x in (ours, theirs)]
     assert errors[0] <= 1.2 * errors[1]
+
+
+def test_sums_of_few_terms_are_swept(monkeypatch):
+    """A row that sees one key has no gradient of its scores: exactly none, as on one device."""
+    q, k, v = draw_heads("mha", 48, 48)
+    alone = with_gradients(lambda q, k, v: attention(q, k, v, jnp.eye(48, dtype=bool)))
+    assert np.abs(check(alone, q, k, v, passes=2)[1]).max() > 0
+    monkeypatch.setattr(row_products, "FEW_TERMS", 64)
+    assert not np.any(check(alone, q, k, v, passes=3)[1])
 
 
 def test_scores_that_are_a_result_stay():
