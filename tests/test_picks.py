@@ -18,8 +18,7 @@ ROWS, WIDTH, CLASSES = 20, 4, 90
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(tiling, "TILE_ELEMENTS", 1 << 8)
-    monkeypatch.setattr(tiling, "LONGEST_TILE", 32)
+    monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
 
 
 def log_softmax(mode):

@@ -33,10 +33,9 @@ from einsummable_jax.graph.streaming import STREAMED, regions, row_products, str
 def small_tiles(monkeypatch):
     """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(regions, "GROWTH", 1)
+    monkeypatch.setattr(regions, "GROWTH", 0)
     monkeypatch.setattr(row_products, "FEW_TERMS", 0)
-    monkeypatch.setattr(tiling, "TILE_ELEMENTS", 1 << 10)
-    monkeypatch.setattr(tiling, "LONGEST_TILE", 16)
+    monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
     monkeypatch.setattr(tiling, "BLOCK", 16)
 
 
@@ -223,6 +222,19 @@ def test_sums_of_few_terms_are_swept(monkeypatch):
     assert np.abs(check(alone, q, k, v, passes=2)[1]).max() > 0
     monkeypatch.setattr(row_products, "FEW_TERMS", 64)
     assert not np.any(check(alone, q, k, v, passes=3)[1])
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 18, 1 << 21, 40e6])
+def test_tiles_fit_the_cache(monkeypatch, cache_bytes):
+    monkeypatch.setattr(tiling, "LIVE_TILES", 8)
+    elements = tiling.tile_elements(cache_bytes)
+    assert 0.9 * cache_bytes <= 8 * 4 * elements <= cache_bytes
+    for sizes, shared in (((3, 5000, 7000), (True, False, False)), ((70, 100000), (False, False))):
+        tile = tiling.tile_sizes(sizes, shared, len(sizes) - 1, elements)
+        assert np.prod(tile) <= elements
+        assert all(t == 1 for t, alone in zip(tile, shared, strict=True) if alone)
+        assert max(tile) <= np.sqrt(elements)
+        assert max(tile) >= 0.8 * np.sqrt(elements)
 
 
 def test_scores_that_are_a_result_stay():

@@ -8,6 +8,7 @@ A file gives, with units in the names of the keys::
     # tflops = { bfloat16 = 312, float32 = 156, default = 156 }
     # memory_bandwidth_gb_per_s = 2000
     # memory_gb = 80
+    # cache_mb = 40                # its L2 cache; 2 if left out
     egress_gb_per_s = 300          # what a device can send in all
     ingress_gb_per_s = 300         # what it can receive in all
     latency_us = 2
@@ -178,6 +179,7 @@ class Description:
             flops=self.part.flops,
             memory_bandwidth=self.part.memory_bandwidth,
             memory_bytes=self.part.memory_bytes,
+            cache_bytes=self.part.cache_bytes,
             kernel_s=self.kernel_s,
             links=links,
             cuts=(*cuts, *self.cuts),

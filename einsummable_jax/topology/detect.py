@@ -67,7 +67,11 @@ def _usual_machine(kind: str, known: KnownPart | None, num_devices: int) -> Topo
         found = dataclasses.replace(usual, num_devices=num_devices, links={}, cuts=())
     part = known.part
     return dataclasses.replace(
-        found, flops=part.flops, memory_bandwidth=part.memory_bandwidth, memory_bytes=part.memory_bytes
+        found,
+        flops=part.flops,
+        memory_bandwidth=part.memory_bandwidth,
+        memory_bytes=part.memory_bytes,
+        cache_bytes=part.cache_bytes,
     )
 
 

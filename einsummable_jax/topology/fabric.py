@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -77,7 +78,7 @@ def fabric_topology(facts: Facts, part: Part) -> Topology:
       part: The devices' rates; their memory is what the driver says.
     """
     memory_bytes = min(gpu.memory_bytes for gpu in facts.gpus)
-    rates = Part(part.flops, part.memory_bandwidth, memory_bytes)
+    rates = dataclasses.replace(part, memory_bytes=memory_bytes)
     kind = facts.gpus[0].name.removeprefix("NVIDIA ")
     return from_graph(fabric_graph(facts), part=rates, name=f"{kind}, {joined_by(facts)}")
 

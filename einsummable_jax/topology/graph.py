@@ -78,6 +78,7 @@ def from_graph(
         flops=rates.flops,
         memory_bandwidth=rates.memory_bandwidth,
         memory_bytes=rates.memory_bytes,
+        cache_bytes=rates.cache_bytes,
         kernel_s=kernel_s,
         links={pair: width for pair, width in widths.items() if width < min(egress, ingress)},
         cuts=_cuts(wires, users, sends, receives),

@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import platform
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 
 from einsummable_jax._files import cache_dir, write_atomically
-from einsummable_jax.topology.topology import Topology
+from einsummable_jax.topology.topology import CACHE_BYTES, Topology
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,21 @@ def host_topology(num_devices: int) -> Topology:
         kernel_s=_KERNEL_S,
         shared=True,
         run_s=_RUN_S,
+        cache_bytes=_cache_bytes(),
     )
+
+
+def _cache_bytes() -> float:
+    """The L2 cache of a core, as Linux tells it; `CACHE_BYTES` where it does not."""
+    for cache in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, size = ((cache / name).read_text().strip() for name in ("level", "size"))
+        except OSError:
+            continue
+        number = re.fullmatch(r"(\d+)K", size)
+        if level == "2" and number:
+            return float(int(number[1]) << 10)
+    return CACHE_BYTES
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from einsummable_jax.topology.errors import TopologyError
 from einsummable_jax.topology.fields import Fields, read
+from einsummable_jax.topology.topology import CACHE_BYTES
 
 _FILE = Path(__file__).parent / "data" / "parts.toml"
 
@@ -22,11 +23,13 @@ class Part:
       flops: Dense arithmetic rates, operations/s by dtype name; ``"default"`` for the others.
       memory_bandwidth: Bytes/s to and from its memory.
       memory_bytes: Its memory.
+      cache_bytes: Its L2 cache.
     """
 
     flops: Mapping[str, float]
     memory_bandwidth: float
     memory_bytes: float
+    cache_bytes: float = CACHE_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def known_parts() -> tuple[KnownPart, ...]:
 
 
 def part_of(fields: Fields) -> Part:
-    """The part whose rates a table gives: ``tflops``, ``memory_bandwidth_gb_per_s``, ``memory_gb``."""
+    """The part of a table: ``tflops``, ``memory_bandwidth_gb_per_s``, ``memory_gb``, ``cache_mb``."""
     table = fields.table("tflops")
     if table is None:
         raise fields.error("tflops", None, "a table of 10^12 operations/s by dtype, such as { default = 10 }")
@@ -71,6 +74,7 @@ def part_of(fields: Fields) -> Part:
         {dtype: rate * 1e12 for dtype, rate in tflops.items()},
         fields.rate("memory_bandwidth_gb_per_s") * 1e9,
         fields.rate("memory_gb") * 1e9,
+        fields.rate("cache_mb", CACHE_BYTES / 1e6) * 1e6,
     )
 
 

@@ -12,6 +12,8 @@ from einsummable_jax.topology.errors import TopologyError
 
 Pair = tuple[int, int]
 """A sending and a receiving device."""
+CACHE_BYTES = float(2 << 20)
+"""The cache of a device of which nothing else is known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Topology:
         costs beside its bytes: short rows of a strided box are copied one by one.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
       latencies: Directed pair latency where it is below ``latency_s``.
+      cache_bytes: What one device keeps at hand between the steps of a loop: the L2 cache of a core or a GPU.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Topology:
     run_s: float = 0.0
     cuts: tuple[Cut, ...] = ()
     latencies: Mapping[Pair, float] = dataclasses.field(default_factory=dict)
+    cache_bytes: float = CACHE_BYTES
 
     @classmethod
     def detect(cls, devices: Sequence[Any] | None = None) -> Topology:

@@ -144,7 +144,8 @@ def prepare(
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
-    graph = stream(graph, known={position: array.value for position, array in known})
+    values = {position: array.value for position, array in known}
+    graph = stream(graph, known=values, cache_bytes=options.topology.cache_bytes)
     plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):

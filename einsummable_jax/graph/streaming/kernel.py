@@ -68,6 +68,7 @@ class TileKernel:
       labels: The region's label of each label of the pass.
       shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
+      elements: The most that a tile may have.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class TileKernel:
     labels: tuple[int, ...]
     shared: tuple[bool, ...]
     seen: Visibility
+    elements: int
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -114,7 +116,7 @@ class _Sweep:
         self.results = dict(zip(kernel.sinks, results, strict=True))
         self.inner = kernel.seen.inner
         self.outer = [label for label in range(len(sizes)) if label != self.inner]
-        self.tile = tile_sizes(sizes, kernel.shared, self.inner)
+        self.tile = tile_sizes(sizes, kernel.shared, self.inner, kernel.elements)
         self.softmax = self.swept.softmax
         self.rows = [s for s in kernel.sinks if self.inner not in s.dims]
         self.columns = [s for s in kernel.sinks if self.inner in s.dims]

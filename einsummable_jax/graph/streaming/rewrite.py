@@ -16,13 +16,17 @@ from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, 
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
 from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
-from einsummable_jax.graph.streaming.tiling import Visibility, visibility
+from einsummable_jax.graph.streaming.tiling import Visibility, tile_elements, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 from einsummable_jax.graph.streaming.widen import with_wide_sums
+from einsummable_jax.topology import CACHE_BYTES
 
 
 def stream(
-    graph: Graph, min_bytes: int | None = None, known: Mapping[int, np.ndarray] | None = None
+    graph: Graph,
+    min_bytes: int | None = None,
+    known: Mapping[int, np.ndarray] | None = None,
+    cache_bytes: float = CACHE_BYTES,
 ) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
 
@@ -30,6 +34,7 @@ def stream(
       graph: What is planned.
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
+      cache_bytes: The cache that tiles are to stay in.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
@@ -47,7 +52,10 @@ def stream(
     if simpler is not None:
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = _static(graph, known)
-    swept = [(each, _operation(graph, each, static)) for each in passes_of(graph, regions)]
+    swept = [
+        (each, _operation(graph, each, static, tile_elements(cache_bytes)))
+        for each in passes_of(graph, regions)
+    ]
     placed = _placed(graph, swept) if swept else graph
     if placed is None:
         sources = dict.fromkeys(op.source for _, op in swept)
@@ -59,7 +67,7 @@ def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValue
     return StaticValues(graph, {graph.inputs[position]: value for position, value in (known or {}).items()})
 
 
-def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
+def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int) -> Operation:
     """The operation that a pass is."""
     region = swept.region
     inner = _inner_label(graph, swept)
@@ -75,7 +83,7 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues) -> Operation:
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements),
         flops=seen.share * _flops(graph, swept),
         within=within,
     )

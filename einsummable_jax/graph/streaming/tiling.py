@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,26 +25,31 @@ from einsummable_jax.graph.streaming.visibility import (
     unknown,
 )
 
-TILE_ELEMENTS = 1 << 16
-"""Elements of a tile of a large tensor: a few such tiles fit the cache of one core."""
+LIVE_TILES = 8
+"""Tiles of large tensors, of four bytes an element, that share the cache while one step of a loop runs."""
 BLOCK = 128
 """Visibility is known for blocks of so many positions along each label."""
 WORTHWHILE = 0.9
 """Holes in hulls are left out where they leave at most this share of the work."""
-LONGEST_TILE = 256
-"""Longer tiles reuse what they read no better."""
 
 
-def tile_sizes(sizes: Sequence[int], shared: Sequence[bool], inner: int) -> tuple[int, ...]:
+def tile_elements(cache_bytes: float) -> int:
+    """The most elements of a tile of a large tensor, for a cache of that size."""
+    return max(1, int(cache_bytes) // (4 * LIVE_TILES))
+
+
+def tile_sizes(sizes: Sequence[int], shared: Sequence[bool], inner: int, elements: int) -> tuple[int, ...]:
     """The extent of a full tile along each label.
 
     Args:
       sizes: Extents of the box.
       shared: Whether all operands of the contractions have the label: then tiles share nothing along it.
       inner: The label along which tiles are aggregated one after the other.
+      elements: The most that a tile may have. Squares read least for what they compute: none is longer than
+        the side of one.
     """
-    tile = [1 if alone else min(n, LONGEST_TILE) for n, alone in zip(sizes, shared, strict=True)]
-    while math.prod(tile) > TILE_ELEMENTS:
+    tile = [1 if alone else min(n, math.isqrt(elements)) for n, alone in zip(sizes, shared, strict=True)]
+    while math.prod(tile) > elements:
         longest = max(range(len(tile)), key=lambda label: (tile[label], label != inner))
         if tile[longest] == 1:
             break
@@ -82,10 +87,10 @@ class Visibility:
 
     def hull(self, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
         """The hull for a box of the outer labels: ``low`` and ``high``, as traced integers."""
-        firsts, counts = self._cells(starts, sizes)
+        touched, cut = self._cells(starts, sizes, self.blocks, self.low.shape)
+        low = jnp.where(touched, cut(self.low.astype(np.int32)), np.iinfo(np.int32).max)
+        high = jnp.where(touched, cut(self.high.astype(np.int32)), np.int32(0))
         axes = tuple(range(self.low.ndim))
-        low = lax.dynamic_slice(self.low.astype(np.int32), firsts, counts)
-        high = lax.dynamic_slice(self.high.astype(np.int32), firsts, counts)
         return lax.reduce_min(low, axes), lax.reduce_max(high, axes)
 
     def is_hole(self, starts: Sequence[Any], sizes: Sequence[int], start: Any, size: int) -> Any:
@@ -98,29 +103,29 @@ class Visibility:
           size: Its extent along it.
         """
         assert self.holes is not None
-        firsts, counts = self._cells(starts, sizes)
-        blocks = self.holes.shape[-1]
-        count = min(-(-size // BLOCK) + 1, blocks)
-        firsts.append(
-            lax.min(lax.div(jnp.asarray(start, jnp.int32), np.int32(BLOCK)), np.int32(blocks - count))
-        )
-        held = lax.dynamic_slice(self.holes, firsts, [*counts, count])
-        return lax.reduce_and(held, tuple(range(held.ndim)))
+        start = jnp.asarray(start, jnp.int32)
+        touched, cut = self._cells([*starts, start], [*sizes, size], (*self.blocks, BLOCK), self.holes.shape)
+        return jnp.all(~touched | cut(self.holes))
 
-    def _cells(self, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
-        """The blocks that a box of the outer labels touches: the first, and how many at most."""
+    @staticmethod
+    def _cells(
+        starts: Sequence[Any], sizes: Sequence[int], blocks: Sequence[int], shape: Sequence[int]
+    ) -> tuple[Any, Callable[[np.ndarray], Any]]:
+        """Which cells a box touches, of as many as it may at most; and what cuts these out of all cells."""
+        touched: Any = jnp.ones((1,) * len(shape), bool)
         firsts: list[Any] = []
         counts: list[int] = []
-        for axis, (start, size, block) in enumerate(zip(starts, sizes, self.blocks, strict=True)):
-            blocks = self.low.shape[axis]
-            if blocks == 1:
+        for axis, (start, size, block) in enumerate(zip(starts, sizes, blocks, strict=True)):
+            if shape[axis] == 1:
                 firsts.append(np.int32(0))
                 counts.append(1)
                 continue
-            count = min(-(-size // block) + 1, blocks)
-            firsts.append(lax.min(lax.div(start, np.int32(block)), np.int32(blocks - count)))
-            counts.append(count)
-        return firsts, counts
+            counts.append(min(-(-size // block) + 1, shape[axis]))
+            firsts.append(lax.min(lax.div(start, np.int32(block)), np.int32(shape[axis] - counts[axis])))
+            cell = firsts[axis] + jnp.arange(counts[axis], dtype=jnp.int32)
+            here = (cell * block < start + size) & ((cell + 1) * block > start)
+            touched &= lax.expand_dims(here, [d for d in range(len(shape)) if d != axis])
+        return touched, lambda cells: lax.dynamic_slice(cells, firsts, counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,6 +166,15 @@ class _Analysis:
         """The labels along which emptiness changes."""
         return frozenset(label for label, n in enumerate(self.coarse.shape) if n > 1)
 
+    @property
+    def normalised(self) -> list[int]:
+        """The labels along which emptiness changes and rows are normalised; if there are none, the former."""
+        sums = (
+            s for s in self.region.sinks if self.graph.operations[s].primitive in ("reduce_max", "reduce_sum")
+        )
+        along = {label for sink in sums for label in reduced_labels(self.graph, self.region, sink)}
+        return sorted(self.depends & along or self.depends)
+
     def _bounds(self, grid: Grid) -> dict[int, Bounds]:
         graph, region = self.graph, self.region
         found: dict[int, Bounds] = {}
@@ -197,7 +211,7 @@ def terms_per_result(graph: Graph, region: Region, sink: int, static: StaticValu
 def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> Visibility:
     """What a pass can leave out.
 
-    A row of which a mask leaves nothing is swept whole: there the mask's number is the maximum, and counts.
+    A row of which a mask leaves nothing counts as seen whole: there the mask's number is the maximum.
     """
     region = swept.region
     analysis = _Analysis(graph, swept, static)
@@ -215,14 +229,14 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
         block = BLOCK if extent > BLOCK or label == inner else 1
         cut = [*range(0, extent, block), extent] if label in depends else [0, extent]
         edges.append(np.array(cut))
-    empty = np.moveaxis(analysis.empty(Grid(edges)), inner, -1)
+    empty = analysis.empty(Grid(edges))
+    for label in analysis.normalised:
+        empty = _without_blind_rows(analysis, edges, empty, label)
+    empty = np.moveaxis(empty, inner, -1).copy()
+    empty[empty.all(axis=-1)] = False  # every result is made of something
     starts, stops = edges[inner][:-1], edges[inner][1:]
     low = np.where(empty, full, starts).min(axis=-1)
     high = np.where(empty, 0, stops).max(axis=-1)
-    for cell in np.ndindex(low.shape):
-        if not _rows_see_something(analysis, edges, outer, inner, cell, empty[cell]):
-            low[cell], high[cell] = 0, full
-            empty[cell] = False
     widths = (high - low).astype(float)
     held = (~empty * (stops - starts)).sum(axis=-1).astype(float)
     weights = np.ones(low.shape)
@@ -237,6 +251,18 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
     return Visibility(inner, low, high, blocks, float(share))
 
 
+def _without_blind_rows(
+    analysis: _Analysis, edges: Sequence[np.ndarray], empty: np.ndarray, along: int
+) -> np.ndarray:
+    """``empty``, but blocks of rows of which one has nothing at all along a label hold something."""
+    outer = [label for label in range(empty.ndim) if label != along]
+    found = np.moveaxis(empty, along, -1).copy()
+    for cell in np.ndindex(found.shape[:-1]):
+        if not _rows_see_something(analysis, edges, outer, along, cell, found[cell]):
+            found[cell] = False
+    return np.moveaxis(found, -1, along)
+
+
 def _rows_see_something(
     analysis: _Analysis,
     edges: Sequence[np.ndarray],
@@ -248,7 +274,7 @@ def _rows_see_something(
     """Whether each row of a block of rows has an element that no mask takes away."""
     rows: list[np.ndarray] = [np.array([0, n]) for n in analysis.region.extents]
     for axis, label in enumerate(outer):
-        if len(edges[label]) > 2:
+        if label in analysis.depends:
             rows[label] = np.arange(edges[label][cell[axis]], edges[label][cell[axis] + 1] + 1)
     seen = None
     for number in np.flatnonzero(~empty):
