@@ -21,9 +21,9 @@ FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_i
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
-SLOW_LOOPS = 4
+SLOW_LOOPS = 3
 """How many times longer than a copy of the same bytes XLA's CPU loops take that permute, reduce, or compute
-a transcendental function. (Fitted to 48 random plans of a LLaMA block; alone, on long rows, 1 to 4.)"""
+a transcendental function. (Fitted to 100 random plans of a LLaMA block; alone, on long rows, 1 to 4.)"""
 TRANSCENDENTAL_FROM = 4
 """Operations per element from which on an element-wise operation counts as transcendental."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
@@ -137,8 +137,16 @@ class KernelCost:
 
 
 def _is_slow_loop(operation: Operation) -> bool:
-    spec = operation.spec
-    if spec.elementwise:
-        elements = math.prod(label.extent for label in spec.labels)
-        return spec.flops >= TRANSCENDENTAL_FROM * max(elements, 1)
-    return operation.primitive == "transpose" or operation.primitive.startswith(("reduce", "arg", "cum"))
+    spec, primitive = operation.spec, operation.primitive
+    if primitive == "transpose" or primitive.startswith(("reduce", "arg", "cum")):
+        return True
+    if primitive == "dot_general":
+        return _is_permuted(operation)
+    elements = math.prod(label.extent for label in spec.labels)
+    return spec.elementwise and spec.flops >= TRANSCENDENTAL_FROM * max(elements, 1)
+
+
+def _is_permuted(operation: Operation) -> bool:
+    """Whether a matrix product has batch dimensions behind others: XLA moves them to the front first."""
+    _, batch = operation.params["dimension_numbers"]
+    return any(tuple(dims) != tuple(range(len(dims))) for dims in batch)
