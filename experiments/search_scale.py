@@ -4,10 +4,10 @@
 
 The train step is forward, backward and adamw in bfloat16 on ``--batch`` sequences of ``--tokens`` tokens.
 Only shapes are used; nothing is compiled or run. Each configuration is planned in a process of its own, so
-that nothing is cached from the one before and its peak memory is its own; times for the first device count are
-medians of ``--repeats`` rounds. The summary holds, for the first
-device count, ``unrolled_<n>_s`` and ``scan_<n>_s`` of the largest depth (trace and search; at most 60 and 15
-wanted for 32 layers) and ``growth_per_doubling``, the largest factor by which the unrolled time grows when
+that nothing is cached from the one before and its peak memory is its own; times on the first device count are
+medians of ``--repeats`` rounds. The summary holds, for that device count, ``unrolled_<n>_s`` and
+``scan_<n>_s`` of the largest depth (trace and search; at most 60 and 15 wanted for 32 layers) and
+``growth_per_doubling``, the largest factor by which the unrolled time grows when
 the layers double (at most 2.2 wanted).
 """
 
