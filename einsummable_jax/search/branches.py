@@ -70,9 +70,7 @@ def _branches(graph: Graph, groups: Sequence[Group], heavy: Sequence[bool]) -> l
     return [next(iter(branches)) if len(branches) == 1 else None for branches in met]
 
 
-def _joined(
-    sources: Sequence[Sequence[int]], above: Sequence[set[int]], heavy: Sequence[bool]
-) -> list[int]:
+def _joined(sources: Sequence[Sequence[int]], above: Sequence[set[int]], heavy: Sequence[bool]) -> list[int]:
     """The branch of each heavy group, by the number of one of them.
 
     A group belongs to the branches whose results it reads. What several branches make together (the gradient
