@@ -185,3 +185,26 @@ def test_a_product_with_batch_dimensions_behind_others_is_slow(equation, slow):
     elements = np.prod(left) + REPACKED * np.prod(right) + np.prod(result)
     graph_seconds = memory_seconds(lambda x, y: jnp.einsum(equation, x, y), SHARED, left, right)
     assert graph_seconds == pytest.approx(slow * copy_seconds(SHARED, int(elements)))
+
+
+def test_a_transpose_that_turns_a_product_round_is_free():
+    """XLA multiplies the other way round; where the product itself is wanted too, it permutes."""
+    topology = dataclasses.replace(SHARED, flops=dict.fromkeys(SHARED.flops, 1e30), kernel_s=0.0)
+
+    def seconds(function) -> list[float]:
+        graph = graph_of(function, (64, 32), (64, 16))
+        cost = KernelCost(graph, topology)
+        return [
+            float(cost.seconds(g, mesh_candidates(g.extents, g.cuttable, P).take(np.array([0])))[0])
+            for g in make_groups(graph)
+        ]
+
+    def product(x, y):
+        return jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+
+    def both(x, y):
+        made = product(x, y)
+        return made, made.T
+
+    assert sorted(seconds(lambda x, y: product(x, y).T)) == [0.0, *seconds(product)]
+    assert min(seconds(both)) > 0

@@ -45,6 +45,7 @@ class KernelCost:
         for index, op in enumerate(graph.operations):
             for tensor in op.operands:
                 self._readers.setdefault(tensor, set()).add(index)
+        self._makers = {t: op for op in graph.operations for t in op.results}
         self._outputs = set(graph.outputs)
         # The candidates are kept beside what they key, so that their identity stays theirs.
         self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
@@ -52,7 +53,7 @@ class KernelCost:
     def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
         """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
-        if all(op.primitive in FREE for op in operations):
+        if all(op.primitive in FREE or self._is_folded(op) for op in operations):
             return np.zeros(len(candidates))
         share = loads_within(candidates, group.within) / whole_load(group)
         flops = sum(op.spec.flops for op in operations) * share
@@ -128,6 +129,20 @@ class KernelCost:
                 self._lengths[key] = candidates, (box[..., 1] - box[..., 0]).astype(np.float64)
             volume = volume * self._lengths[key][1]
         return volume
+
+    def _is_folded(self, operation: Operation) -> bool:
+        """Whether a transpose only turns round a matrix product, which XLA then computes the other way round.
+
+        The gradient of ``x @ w`` by ``w`` is traced as one.
+        """
+        if operation.primitive != "transpose":
+            return False
+        (tensor,) = operation.operands
+        maker = self._makers.get(tensor)
+        if maker is None or maker.primitive != "dot_general" or tensor in self._outputs:
+            return False
+        _, (batch, _) = maker.params["dimension_numbers"]
+        return not batch and len(self._readers[tensor]) == 1
 
     def _arithmetic_dtype(self, operations: Sequence[Operation]) -> object:
         """The dtype whose rate applies: that of what the operation with most arithmetic reads."""
