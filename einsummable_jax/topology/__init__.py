@@ -6,5 +6,6 @@ from einsummable_jax.topology.graph import from_graph as from_graph
 from einsummable_jax.topology.machines import machine as machine
 from einsummable_jax.topology.resolve import as_topology as as_topology
 from einsummable_jax.topology.topology import CACHE_BYTES as CACHE_BYTES
+from einsummable_jax.topology.topology import STRIDED_RUN as STRIDED_RUN
 from einsummable_jax.topology.topology import Cut as Cut
 from einsummable_jax.topology.topology import Topology as Topology
