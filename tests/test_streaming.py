@@ -33,7 +33,7 @@ from einsummable_jax.graph.streaming import STREAMED, regions, row_products, str
 def small_tiles(monkeypatch):
     """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(regions, "GROWTH", 0)
+    monkeypatch.setattr(regions, "GROWTH", 0.5)
     monkeypatch.setattr(row_products, "FEW_TERMS", 0)
     monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
     monkeypatch.setattr(tiling, "BLOCK", 16)
@@ -221,9 +221,9 @@ def test_sums_of_few_terms_are_swept(monkeypatch):
     """A row that sees one key has no gradient of its scores: exactly none, as on one device."""
     q, k, v = draw_heads("mha", 48, 48)
     alone = with_gradients(lambda q, k, v: attention(q, k, v, jnp.eye(48, dtype=bool)))
-    assert np.abs(check(alone, q, k, v, passes=2)[1]).max() > 0
     monkeypatch.setattr(row_products, "FEW_TERMS", 64)
-    assert not np.any(check(alone, q, k, v, passes=3)[1])
+    graph = check(alone, q, k, v, passes=3)
+    assert not np.any(jax.jit(lambda *args: run(graph, *args))(q, k, v)[1])
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 18, 1 << 21, 40e6])
