@@ -61,7 +61,7 @@ MASKS = {
     "none": lambda xp: None,
     "causal": lambda xp: _positions(xp)[0] >= _positions(xp)[1],
     "window": lambda xp: abs(_positions(xp)[0] - _positions(xp)[1]) < 20,
-    "prefix": lambda xp: (_positions(xp)[0] >= _positions(xp)[1]) | (_positions(xp)[1] < 33),
+    "prefix": lambda xp: (_positions(xp)[0] >= _positions(xp)[1]) | (_positions(xp)[1] < 333),
     "documents": _documents,
     "blocks": lambda xp: (_positions(xp)[1] // 16 % 2 == 0) | (_positions(xp)[0] >= _positions(xp)[1]),
 }
