@@ -87,7 +87,7 @@ def median_ms(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def paired_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+def paired_ratio(seconds: Iterable[float], reference: Iterable[float]) -> float:
     """Median over the rounds of one program's time over another's.
 
     A machine that is slower for some seconds is so for both programs of a round: this moves less from run to

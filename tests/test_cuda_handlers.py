@@ -1,5 +1,6 @@
 """The CUDA engine's XLA handlers in JAX programs, with CPU devices that stand for emulated GPUs."""
 
+import contextlib
 import ctypes
 import dataclasses
 
@@ -192,7 +193,9 @@ def test_a_rank_that_is_not_where_the_host_takes_it_to_be_fails():
     run = distributed(lambda rank, x: call(all_gather(2, 4), [x], 1 - rank, 8, devices=GPUS[:2])[0][0], 2)
     cuda.set_timeout(1)
     try:
-        jax.block_until_ready(run(normal(8)))
+        # A device whose turn comes after another one's has failed says so at once.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(run(normal(8)))
         failure = cuda.failure()
         assert failure is not None and "the devices of the mesh are not those" in failure
         with pytest.raises(jax.errors.JaxRuntimeError, match="the devices of the mesh are not those"):

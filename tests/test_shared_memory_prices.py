@@ -109,7 +109,7 @@ def graph_of(function, *shapes: tuple[int, ...]) -> Graph:
     return build_graph(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
 
 
-def exchange_runs(plan, topology: Topology) -> list[int]:
+def exchange_runs(plan, topology: Topology) -> list[float]:
     return [synthesise(exchange.demand, topology).runs for exchange in plan.exchanges]
 
 
