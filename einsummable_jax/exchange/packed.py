@@ -36,9 +36,9 @@ _REFINED = (64, 32, 16)
 """Numbers of rounds that the best plan is cut into, if there is time for it."""
 _FEW_ROUNDS = 4
 """Only programs of more rounds must have rounds that are longer than the latency."""
-_MOST_MOVES = 16_000
+_MOST_MOVES = 32_000
 """About as many moves as a program may have."""
-_CHUNKS = (16, 32, 64, 128)
+_CHUNKS = (16, 32, 64, 96, 128, 192, 256)
 """Numbers of chunks to stream."""
 
 # Seconds of one core that steps take, about (measured); what is done within a budget follows from them.
@@ -207,19 +207,17 @@ def _streamed(
     demand: Demand, flow: Flow, packing: Packing, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
     used, latency_s = packing.used, topology.latency_s
-    moves = float(sum(len(route.steps) for _, route, _ in used))  # in each round
+    moves = sum(len(route.steps) for _, route, _ in used)  # in each round
     hops = max(route.num_stages for _, route, _ in used) - 1
-    for chunks in _CHUNKS:
-        if packing.seconds < chunks * latency_s or moves * chunks > _MOST_MOVES:
-            break
-        # With the longer lag latencies are hidden behind the rounds between.
-        for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)}):
-            wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)
-            least_s = packing.seconds + latency_s + hops * wait_s
-            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * moves * chunks):
-                continue
-            program = routed(demand, flow, streamed(used, packing.seconds, chunks, lag))
-            moves = sum(map(len, program.rounds)) / chunks  # several for each step where boxes are cut
-            seconds = simulate_seconds(program, topology)
-            best_s = min(best_s, seconds)
-            yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)
+    limits = packing.seconds / latency_s, _MOST_MOVES / moves, budget.left_s / (_S_PER_MOVE * moves)
+    chunks = max((number for number in _CHUNKS if number <= min(limits)), default=0)
+    # With the longer lag latencies are hidden behind the rounds between.
+    for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)} if chunks else ()):
+        wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)
+        least_s = packing.seconds + latency_s + hops * wait_s
+        if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * moves * chunks):
+            continue
+        program = routed(demand, flow, streamed(used, packing.seconds, chunks, lag))
+        seconds = simulate_seconds(program, topology)
+        best_s = min(best_s, seconds)
+        yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)
