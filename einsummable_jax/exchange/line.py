@@ -75,7 +75,7 @@ class Line:
         """The elements up to each of ``ends`` from the one before, in few boxes: mostly one of each piece.
 
         Args:
-          ends: Ascending positions, the last one the length of the line; met to within 2 % of a chunk.
+          ends: Ascending positions, the last one the length of the line; met to within 6 % of the longest.
           narrowest: Fewest elements along the last axis of a box that is cut along it.
         """
         found: list[list[tuple[WantedPiece, Box]]] = [[] for _ in ends]
@@ -99,7 +99,7 @@ class Line:
 
 
 def _gridded(box: Box, areas: np.ndarray, narrowest: int) -> list[Box] | None:
-    """``box`` cut in boxes of about these many elements, columns of chunks side by side; None if it cannot be.
+    """``box`` cut in boxes of about these many elements, in columns side by side; None if it cannot be.
 
     Columns are cut from the last axis, as few as leave chunks of `_ROWS` rows along the longest other one.
     """

@@ -24,7 +24,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network
 
-_PATIENCE = 4
+_PATIENCE = 2
 """Linear programs that may be solved in vain before the search for cuts ends: most find the bound at once."""
 _UNITS = 10_000_000
 """Flows are integers, in this many units for the bytes of a commodity."""
