@@ -56,8 +56,8 @@ def irregular(num_devices: int, num_bytes: int, seed: int) -> Demand:
     or two intervals along each axis, the longer up to five times the other; each tile is on one to three
     devices drawn at random. Five devices (all of fewer) need a box each, of a quarter to all of the matrix
     along each axis, anywhere. Grids and boxes overlap as they happen to, so a demand falls into pieces with
-    different sets of holders and needers: of 256 MiB on 8 devices between 6 and 69 (seeds 0 to 19), which up to five
-    devices need and of whose parts up to three hold each.
+    different sets of holders and needers: of 256 MiB on 8 devices between 6 and 69 (seeds 0 to 19), which up
+    to five devices need and of whose parts up to three hold each.
     """
     draw = np.random.default_rng([seed, num_devices])
     shape = matrix_shape(num_bytes)
