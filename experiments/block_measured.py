@@ -13,7 +13,7 @@ import einsummable_jax
 from einsummable_jax.custom_calls import engine
 from experiments import hlo
 from experiments.baselines import BASELINES, MEGATRON_FAMILY, DoesNotApply, build
-from experiments.common import IN_A_ROW, interleaved_seconds, median_ms
+from experiments.common import IN_A_ROW, interleaved_seconds, median_ms, paired_ratio
 from experiments.models.llama import LlamaConfig
 from experiments.workloads import Workload, block_function, make_arguments
 
@@ -81,6 +81,7 @@ def measure(
             "program": program.name,
             "median_ms": median_ms(seconds[program.name]),
             "minimum_ms": min(seconds[program.name]) * 1e3,
+            "ratio": paired_ratio(seconds[program.name], seconds[OURS]),
         }
         for program in programs
     ]
@@ -97,19 +98,17 @@ def temporary_bytes(compiled: Any) -> int | None:
 
 
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    times = {row["program"]: row["median_ms"] for row in rows}
-    ours_ms = times[OURS]
-    compared = set(times) - {OURS, SINGLE}
-    if not compared.intersection(MEGATRON_FAMILY):
+    compared = {row["program"]: row for row in rows if row["program"] not in (OURS, SINGLE)}
+    if not set(compared).intersection(MEGATRON_FAMILY):
         return {}
-    best = min(compared, key=times.__getitem__)
-    megatron_ms = min(times[name] for name in MEGATRON_FAMILY if name in times)
+    ratios = {name: row["ratio"] for name, row in compared.items()}
+    best = min(compared, key=ratios.__getitem__)
     return {
         "best_baseline": best,
-        "best_baseline_ms": times[best],
-        "best_baseline_collective_bytes": next(r["collective_bytes"] for r in rows if r["program"] == best),
-        "ratio_best": times[best] / ours_ms,
-        "ratio_megatron": megatron_ms / ours_ms,
+        "best_baseline_ms": compared[best]["median_ms"],
+        "best_baseline_collective_bytes": compared[best]["collective_bytes"],
+        "ratio_best": ratios[best],
+        "ratio_megatron": min(ratios[name] for name in MEGATRON_FAMILY if name in ratios),
     }
 
 

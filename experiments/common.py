@@ -87,6 +87,15 @@ def median_ms(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1e3
 
 
+def paired_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """Median over the rounds of one program's time over another's.
+
+    A machine that is slower for some seconds is so for both programs of a round: this moves less from run to
+    run than the ratio of two medians.
+    """
+    return statistics.median(a / b for a, b in zip(seconds, reference, strict=True))
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """Geometric mean of positive numbers; NaN if there are none."""
     logs = [math.log(value) for value in values]

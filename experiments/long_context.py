@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,8 @@ COMPARED = ("megatron", "ulysses")
 """The baselines."""
 MODELLED_TOKENS = 131072
 MEASURED_CONFIG = LlamaConfig(dim=256, heads=8, kv_heads=8, ffn=704, layers=1)
-FITS = 0.5
-"""What a program stores at once may take this share of the machine's memory."""
+FITS = 0.85
+"""What a program stores at once may take this share of the memory that is free."""
 
 
 def main(argv: list[str]) -> None:
@@ -94,7 +95,7 @@ def modelled(devices: Sequence[jax.Device]) -> list[dict[str, Any]]:
 
 def fitting(devices: Sequence[jax.Device], workload: Workload) -> Workload:
     """The workload, its sequence halved until what the baselines store fits this machine."""
-    available = FITS * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = FITS * free_bytes()
     shapes = argument_shapes(MEASURED_CONFIG, workload)
     single = jax.jit(block_function(MEASURED_CONFIG, workload)).lower(*shapes).compile()
     most_bytes = temporary_bytes(single) or 0
@@ -110,6 +111,15 @@ def fitting(devices: Sequence[jax.Device], workload: Workload) -> Workload:
         f"{available / 1e9:.1f} GB may be used here; trying {shorter.tokens}"
     )
     return fitting(devices, shorter)
+
+
+def free_bytes() -> int:
+    """Memory that programs may still take, without what the system could only free by writing to a disk."""
+    info = pathlib.Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def measured(devices: Sequence[jax.Device], workload: Workload, repeats: int) -> list[dict[str, Any]]:

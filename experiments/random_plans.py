@@ -36,7 +36,7 @@ from experiments.models.llama import LlamaConfig
 from experiments.workloads import Workload, argument_shapes, block_function, make_arguments
 
 _PLANS = flags.DEFINE_integer("plans", 100, "Random plans per workload.", lower_bound=2)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed rounds.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 9, "Timed rounds.", lower_bound=1)
 _WORKLOADS = flags.DEFINE_list("workloads", [], "Which; by default all.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the plans.")
 

@@ -4,9 +4,10 @@
 
 The train step is forward, backward and adamw in bfloat16 on ``--batch`` sequences of ``--tokens`` tokens.
 Only shapes are used; nothing is compiled or run. Each configuration is planned in a process of its own, so
-that nothing is cached from the one before and its peak memory is its own. The summary holds, for the first
-device count, ``unrolled_<n>_s`` and ``scan_<n>_s`` of the largest depth (trace and search; at most 60 and 15
-wanted for 32 layers) and ``growth_per_doubling``, the largest factor by which the unrolled time grows when
+that nothing is cached from the one before and its peak memory is its own; times on the first device count are
+medians of ``--repeats`` rounds. The summary holds, for that device count, ``unrolled_<n>_s`` and
+``scan_<n>_s`` of the largest depth (trace and search; at most 60 and 15 wanted for 32 layers) and
+``growth_per_doubling``, the largest factor by which the unrolled time grows when
 the layers double (at most 2.2 wanted).
 """
 
@@ -16,6 +17,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import resource
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,6 +38,9 @@ _LAYERS = flags.DEFINE_list("layers", ["1", "2", "4", "8", "16", "32"], "Depths 
 _DEVICE_COUNTS = flags.DEFINE_list("device_counts", ["8", "64"], "Device counts to plan for.")
 _FORMS = flags.DEFINE_multi_enum(
     "form", ["unrolled", "scan"], ["unrolled", "scan"], "How layers are written."
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 3, "Rounds over the configurations of the first device count; medians count.", lower_bound=1
 )
 _BATCH = flags.DEFINE_integer("batch", 8, "Sequences per step.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 2048, "Tokens predicted per sequence.", lower_bound=1)
@@ -94,6 +99,12 @@ def in_new_process(*arguments: Any) -> dict[str, Any]:
         return pool.submit(measure, *arguments).result()
 
 
+def median_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One configuration's figures: medians of its times, all else as it was the first time."""
+    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key.endswith("_s")}
+    return rows[0] | medians
+
+
 def configurations() -> Iterator[tuple[int, str, int]]:
     """Layers, form and device count of each row."""
     for num_devices in map(int, _DEVICE_COUNTS.value):
@@ -117,10 +128,15 @@ def main(argv: Sequence[str]) -> None:
     """Run the experiment."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}")
-    rows = []
-    for layers, form, num_devices in configurations():
-        rows.append(in_new_process(layers, form, num_devices, _BATCH.value, _TOKENS.value))
-        print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    found: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
+    for number in range(_REPEATS.value):
+        for configuration in configurations():
+            if number and configuration[2] != int(_DEVICE_COUNTS.value[0]):
+                continue
+            row = in_new_process(*configuration, _BATCH.value, _TOKENS.value)
+            found.setdefault(configuration, []).append(row)
+            print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    rows = [median_row(repeated) for repeated in found.values()]
     columns = [*[*rows[0]][:-3], "peak GB", "step ms", "gap %"]
     cells = [[*map(_cell, [*row.values()][:-3]), *_last_cells(row)] for row in rows]
     common.print_table("Planning the LLaMA-7B train step", columns, cells)

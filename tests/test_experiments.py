@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from einsummable_jax.topology import machine
 from experiments import hlo, roofline
 from experiments.baselines import BASELINES, DoesNotApply, build
-from experiments.common import geometric_mean
+from experiments.common import geometric_mean, paired_ratio
 from experiments.hlo_kernels import kernels
 from experiments.models import llama
 from experiments.train_llama import batches
@@ -302,3 +302,9 @@ def test_a_configuration_that_does_not_divide_is_an_error():
 def test_geometric_mean():
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert np.isnan(geometric_mean([]))
+
+
+def test_paired_ratios_do_not_see_that_the_machine_slows_down():
+    speed = np.array([1.0, 1.0, 3.0, 2.0, 5.0])
+    assert paired_ratio(1.5 * speed, speed) == pytest.approx(1.5)
+    assert paired_ratio([1.0, 9.0, 2.0], [2.0, 3.0, 2.0]) == 1.0

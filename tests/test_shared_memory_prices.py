@@ -14,9 +14,9 @@ from einsummable_jax.search import search
 from einsummable_jax.search.candidates import mesh_candidates
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.groups import make_groups
-from einsummable_jax.search.kernel_cost import SLOW_LOOPS, KernelCost
+from einsummable_jax.search.kernel_cost import REPACKED, SLOW_LOOPS, KernelCost
 from einsummable_jax.search.tile_layouts import TileLayouts, add_tiles
-from einsummable_jax.topology import Topology, machine
+from einsummable_jax.topology import STRIDED_RUN, Topology, machine
 
 P = 4
 ITEMSIZE = 4
@@ -61,6 +61,9 @@ def expected_seconds(elements: int, run_elements: int) -> float:
         ((64, 32), (1, 1), (4, 1), None),  # there already
         ((8, 16, 32), (1, 4, 1), (4, 1, 1), 4 * 32),
         ((8, 16, 32), (4, 1, 1), (2, 1, 1), 2 * 16 * 32),
+        # One element of the last dimension: rows of the dimension before, of elements that lie apart.
+        ((8, 16, 4), (1, 1, 4), (1, 1, 1), 1 / (1 / 16 + STRIDED_RUN)),
+        ((8, 16, 4, 1), (1, 1, 4, 1), (4, 1, 1, 1), 1 / (1 / 16 + STRIDED_RUN)),
     ],
 )
 def test_an_exchange_pays_for_each_run_of_consecutive_elements(shape, held, needed, run_elements):
@@ -90,9 +93,10 @@ def test_runs_of_several_tiles_are_those_of_the_longest():
     assert seconds == pytest.approx(expected_seconds(P * 64 * 32, rows * 32))
 
 
-def test_the_model_counts_the_runs_of_the_program_that_is_made():
-    """Columns onto rows: both count the rows of each block."""
-    shape, held, needed = (64, 32), (1, 4), (4, 1)
+@pytest.mark.parametrize(("shape", "held"), [((64, 32), (1, 4)), ((8, 16, 4), (1, 1, 4))])
+def test_the_model_counts_the_runs_of_the_program_that_is_made(shape, held):
+    """Columns onto rows: both count the rows of each block; with one column each, elements as well."""
+    needed = (4,) + (1,) * (len(shape) - 1)
     sides = [layouts(shape, cut).boxes[0] for cut in (held, needed)]
     boxes = [[[Box(tuple(map(tuple, box)))] for box in side.tolist()] for side in sides]
     source = Relation.from_device_tiles(shape, np.dtype("float32"), [[(b, 0)] for (b,) in boxes[0]])
@@ -142,6 +146,7 @@ SLOW = {
     "sum": (lambda x: jnp.sum(x, axis=1), N * N + N),
     "max": (lambda x: jnp.max(x, axis=0), N * N + N),
     "cumsum": (lambda x: jnp.cumsum(x, axis=1), 2 * N * N),
+    "transpose": (lambda x: x.T, 2 * N * N),
 }
 FAST = {
     "add": (lambda x, y: x + y, 3 * N * N),
@@ -150,10 +155,11 @@ FAST = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_a_slow_loop_counts_four_times_on_shared_machines_only(name):
+def test_a_slow_loop_counts_several_times_on_shared_machines_only(name):
     function, elements = SLOW[name]
-    assert SLOW_LOOPS == 4
-    assert memory_seconds(function, SHARED, (N, N)) == pytest.approx(4 * copy_seconds(SHARED, elements))
+    assert SLOW_LOOPS > 1
+    slow_seconds = SLOW_LOOPS * copy_seconds(SHARED, elements)
+    assert memory_seconds(function, SHARED, (N, N)) == pytest.approx(slow_seconds)
     gpus = machine("dgx_a100", P)
     assert memory_seconds(function, gpus, (N, N)) == pytest.approx(copy_seconds(gpus, elements))
 
@@ -165,3 +171,40 @@ def test_a_fast_loop_counts_as_a_copy(name):
     for topology in (SHARED, machine("dgx_a100", P)):
         seconds = memory_seconds(function, topology, *arrays)
         assert seconds == pytest.approx(copy_seconds(topology, elements))
+
+
+@pytest.mark.parametrize(
+    ("equation", "slow"), [("bij,bjk->bik", 1), ("bihd,bjhd->bhij", SLOW_LOOPS), ("ij,jk->ik", 1)]
+)
+def test_a_product_with_batch_dimensions_behind_others_is_slow(equation, slow):
+    """XLA moves them to the front before it multiplies; the right operand counts twice, it is repacked."""
+    sizes = dict(zip("bijkhd", (4, 16, 16, 16, 8, 32), strict=True))
+    left, right, result = (
+        tuple(sizes[label] for label in part) for part in equation.replace("->", ",").split(",")
+    )
+    elements = np.prod(left) + REPACKED * np.prod(right) + np.prod(result)
+    graph_seconds = memory_seconds(lambda x, y: jnp.einsum(equation, x, y), SHARED, left, right)
+    assert graph_seconds == pytest.approx(slow * copy_seconds(SHARED, int(elements)))
+
+
+def test_a_transpose_that_turns_a_product_round_is_free():
+    """XLA multiplies the other way round; where the product itself is wanted too, it permutes."""
+    topology = dataclasses.replace(SHARED, flops=dict.fromkeys(SHARED.flops, 1e30), kernel_s=0.0)
+
+    def seconds(function) -> list[float]:
+        graph = graph_of(function, (64, 32), (64, 16))
+        cost = KernelCost(graph, topology)
+        return [
+            float(cost.seconds(g, mesh_candidates(g.extents, g.cuttable, P).take(np.array([0])))[0])
+            for g in make_groups(graph)
+        ]
+
+    def product(x, y):
+        return jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+
+    def both(x, y):
+        made = product(x, y)
+        return made, made.T
+
+    assert sorted(seconds(lambda x, y: product(x, y).T)) == [0.0, *seconds(product)]
+    assert min(seconds(both)) > 0

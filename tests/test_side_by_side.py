@@ -45,6 +45,11 @@ def two_losses(x, y, us, vs):
     return jnp.sum(tower(x, us) ** 2) + jnp.sum(tower(y, vs) ** 2)
 
 
+def one_loss(x, y, us, vs):
+    """Two networks that are trained to agree: each one's gradient starts with the results of both."""
+    return jnp.mean((tower(x, us) - tower(y, vs)) ** 2)
+
+
 def looped(x, y, us, vs):
     """Loops, reductions to a number and rolls within branches of unequal work."""
     x = jax.lax.scan(lambda c, w: (jnp.sin(c @ w), None), x, jnp.stack(us))[0]
@@ -189,7 +194,14 @@ def drawn(arguments) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("num_devices", [4, 6])
 @pytest.mark.parametrize(
-    "function", [two_towers, two_towers_apart, looped, jax.value_and_grad(two_losses, argnums=(2, 3))]
+    "function",
+    [
+        two_towers,
+        two_towers_apart,
+        looped,
+        jax.value_and_grad(two_losses, argnums=(2, 3)),
+        jax.value_and_grad(one_loss, argnums=(2, 3)),
+    ],
 )
 def test_branches_compute_what_one_device_computes(function, num_devices):
     arguments, topology = shapes(12, 240), machine("dgx_a100", num_devices)

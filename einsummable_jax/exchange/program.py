@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from einsummable_jax.layout import Box, Monoid
+from einsummable_jax.topology import STRIDED_RUN
 
 
 class Space(enum.Enum):
@@ -115,20 +116,26 @@ class ExchangeProgram:
         return tuple(sorted(found))
 
     @functools.cached_property
-    def runs(self) -> int:
-        """Runs of consecutive elements read and written in all; a move's are as long as in all its slices."""
+    def runs(self) -> float:
+        """Runs of consecutive elements read and written in all; a move's are as long as in all its slices.
+
+        Where the innermost dimensions have one element in the box the engine walks a row of the next one,
+        whose elements lie apart: a run, and each element a part of one, see `Topology.run_s`.
+        """
         return sum(self._runs(move) for moves in self.rounds for move in moves)
 
-    def _runs(self, move: Move) -> int:
+    def _runs(self, move: Move) -> float:
         slices = (move.destination, *move.sources)
         shapes = [self._shape(end) for end in slices]
-        box, run = move.destination.box, 1
+        box, row, whole, strided = move.destination.box, 1, True, False
         for dim in reversed(range(box.ndim)):
             extent = box.shape[dim]
-            run *= extent
-            if any(shape[dim] != extent for shape in shapes):
+            strided |= extent > 1 and not whole
+            row *= extent
+            whole = whole and all(shape[dim] == extent for shape in shapes)
+            if row > 1 and not whole:
                 break
-        return len(slices) * (box.volume // run)
+        return len(slices) * box.volume * (1 / row + strided * STRIDED_RUN)
 
     def _shape(self, end: Slice) -> tuple[int, ...]:
         spaces = (self.input_shapes, self.output_shapes, self.scratch_shapes)

@@ -55,19 +55,10 @@ def _branches(graph: Graph, groups: Sequence[Group], heavy: Sequence[bool]) -> l
         sorted({makers[t] for m in g.members for t in graph.operations[m].operands if t in makers} - {n})
         for n, g in enumerate(groups)
     ]
-    leader = list(range(len(groups)))
-
-    def root(number: int) -> int:
-        while leader[number] != number:
-            number = leader[number]
-        return number
-
     above = _heavy_above(sources, heavy)
-    for number, feeding in enumerate(above):
-        for other in feeding if heavy[number] else ():
-            leader[root(number)] = root(other)
+    root_of = _joined(sources, above, heavy)
     met: list[set[int]] = [
-        {root(n)} if heavy[n] else {root(other) for other in feeding} for n, feeding in enumerate(above)
+        {root_of[n]} if heavy[n] else {root_of[other] for other in feeding} for n, feeding in enumerate(above)
     ]
     # What feeds only one branch, and follows none, belongs to it.
     feeds: list[set[int | None]] = [set() for _ in groups]
@@ -77,6 +68,46 @@ def _branches(graph: Graph, groups: Sequence[Group], heavy: Sequence[bool]) -> l
         for source in sources[number]:
             feeds[source] |= met[number] if len(met[number]) == 1 else {None}
     return [next(iter(branches)) if len(branches) == 1 else None for branches in met]
+
+
+def _joined(sources: Sequence[Sequence[int]], above: Sequence[set[int]], heavy: Sequence[bool]) -> list[int]:
+    """The branch of each heavy group, by the number of one of them.
+
+    A group belongs to the branches whose results it reads. What several branches make together (the gradient
+    of a loss that they share) says nothing of the group that reads it: that is decided by what else it reads,
+    or else by whoever reads it beside the results of one of those branches alone.
+    """
+    leader = list(range(len(sources)))
+    open_to: dict[int, set[int]] = {}  # groups that are decided by their readers, and between what
+
+    def root(number: int) -> int:
+        while leader[number] != number:
+            number = leader[number]
+        return number
+
+    def join(roots: set[int]) -> None:
+        first, *others = sorted(roots)
+        for other in others:
+            leader[other] = first
+
+    for number in _in_order(sources):
+        read = [{root(h) for h in ({s} if heavy[s] else above[s])} for s in sources[number]]
+        for met in read:
+            for undecided in [o for o in open_to if root(o) in met]:
+                between = {root(o) for o in open_to[undecided]} & met - {root(undecided)}
+                if len(between) == 1:
+                    del open_to[undecided]
+                    join({root(undecided), *between})
+        read = [{root(h) for h in met} for met in read if met]
+        if heavy[number] and read:
+            certain = {r for met in read if len(met) == 1 for r in met}
+            if certain:
+                join({number, *certain})
+            else:
+                open_to[number] = set().union(*read)
+    for undecided, between in open_to.items():
+        join({root(undecided), *map(root, between)})
+    return [root(number) for number in range(len(sources))]
 
 
 def _in_order(sources: Sequence[Sequence[int]]) -> list[int]:

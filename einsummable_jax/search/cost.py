@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einsummable_jax.search.tile_layouts import SeveralTiles, TileLayouts
-from einsummable_jax.topology import Cut, Topology
+from einsummable_jax.topology import STRIDED_RUN, Cut, Topology
 
 _RELAYING = 1.2
 """How much longer an exchange takes through relays than its busiest port or cut does, about."""
@@ -193,7 +193,7 @@ def _traffic_seconds(
     if topology.shared:
         per_element = itemsize / (topology.egress + topology.ingress)
         if topology.run_s:
-            per_element = per_element + topology.run_s / _run_elements(held, needed)
+            per_element = per_element + topology.run_s * _runs_per_element(held, needed)
         return topology.latency_of(rounds) + touched.sum(axis=0) * per_element
     memory = touched.max(axis=0) / topology.memory_bandwidth
     latency_s: np.ndarray | float = topology.latency_s
@@ -208,21 +208,22 @@ def _traffic_seconds(
     return rounds * latency_s + np.maximum(memory, network) * itemsize
 
 
-def _run_elements(held: Layouts, needed: Layouts) -> np.ndarray:
-    """Consecutive elements of the boxes that are moved, floats ``[U, V]``.
+def _runs_per_element(held: Layouts, needed: Layouts) -> np.ndarray:
+    """Runs of consecutive elements in the boxes that are moved, over their elements, floats ``[U, V]``.
 
     In each dimension a box is as long as the shorter of what is held and what is needed; a run goes on into
-    the next dimension where the box is all of both.
+    the next dimension where the box is all of both. Where it has one element so far, it becomes a row of
+    elements that lie apart: see `ExchangeProgram.runs`.
     """
-    run = np.ones((len(held), len(needed)))
-    goes_on = np.ones(run.shape, bool)
+    row = np.ones((len(held), len(needed)))
+    whole, strided = np.ones(row.shape, bool), np.zeros(row.shape, bool)
     for dim in reversed(range(len(held.shape))):
         a, b = _longest(held, dim)[:, None], _longest(needed, dim)[None]
-        run = np.where(goes_on, run * np.minimum(a, b), run)
-        goes_on &= a == b
-        if not goes_on.any():
-            break
-    return run
+        length, goes_on = np.minimum(a, b), whole | (row == 1)
+        strided |= goes_on & ~whole & (length > 1)
+        row = np.where(goes_on, row * length, row)
+        whole &= a == b
+    return 1 / row + strided * STRIDED_RUN
 
 
 def _longest(layouts: Layouts, dim: int) -> np.ndarray:

@@ -21,9 +21,9 @@ FREE = frozenset({"constrain", "reshape", "squeeze", "expand_dims", "broadcast_i
 """Operations that the compiler never runs on their own: views, or computed where they are read."""
 REPACKED = 2
 """XLA's CPU matrix product first copies its right operand into another order."""
-SLOW_LOOPS = 4
+SLOW_LOOPS = 3
 """How many times longer than a copy of the same bytes XLA's CPU loops take that permute, reduce, or compute
-a transcendental function. (Fitted to 48 random plans of a LLaMA block; alone, on long rows, 1 to 4.)"""
+a transcendental function. (Fitted to 100 random plans of a LLaMA block; alone, on long rows, 1 to 4.)"""
 TRANSCENDENTAL_FROM = 4
 """Operations per element from which on an element-wise operation counts as transcendental."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
@@ -45,6 +45,7 @@ class KernelCost:
         for index, op in enumerate(graph.operations):
             for tensor in op.operands:
                 self._readers.setdefault(tensor, set()).add(index)
+        self._makers = {t: op for op in graph.operations for t in op.results}
         self._outputs = set(graph.outputs)
         # The candidates are kept beside what they key, so that their identity stays theirs.
         self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
@@ -52,7 +53,7 @@ class KernelCost:
     def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
         """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
         operations = [self.graph.operations[m] for m in group.members]
-        if all(op.primitive in FREE for op in operations):
+        if all(op.primitive in FREE or self._is_folded(op) for op in operations):
             return np.zeros(len(candidates))
         share = loads_within(candidates, group.within) / whole_load(group)
         flops = sum(op.spec.flops for op in operations) * share
@@ -129,6 +130,20 @@ class KernelCost:
             volume = volume * self._lengths[key][1]
         return volume
 
+    def _is_folded(self, operation: Operation) -> bool:
+        """Whether a transpose only turns round a matrix product, which XLA then computes the other way round.
+
+        The gradient of ``x @ w`` by ``w`` is traced as one.
+        """
+        if operation.primitive != "transpose":
+            return False
+        (tensor,) = operation.operands
+        maker = self._makers.get(tensor)
+        if maker is None or maker.primitive != "dot_general" or tensor in self._outputs:
+            return False
+        _, (batch, _) = maker.params["dimension_numbers"]
+        return not batch and len(self._readers[tensor]) == 1
+
     def _arithmetic_dtype(self, operations: Sequence[Operation]) -> object:
         """The dtype whose rate applies: that of what the operation with most arithmetic reads."""
         busiest = max(operations, key=lambda op: op.spec.flops)
@@ -137,8 +152,16 @@ class KernelCost:
 
 
 def _is_slow_loop(operation: Operation) -> bool:
-    spec = operation.spec
-    if spec.elementwise:
-        elements = math.prod(label.extent for label in spec.labels)
-        return spec.flops >= TRANSCENDENTAL_FROM * max(elements, 1)
-    return operation.primitive == "transpose" or operation.primitive.startswith(("reduce", "arg", "cum"))
+    spec, primitive = operation.spec, operation.primitive
+    if primitive == "transpose" or primitive.startswith(("reduce", "arg", "cum")):
+        return True
+    if primitive == "dot_general":
+        return _is_permuted(operation)
+    elements = math.prod(label.extent for label in spec.labels)
+    return spec.elementwise and spec.flops >= TRANSCENDENTAL_FROM * max(elements, 1)
+
+
+def _is_permuted(operation: Operation) -> bool:
+    """Whether a matrix product has batch dimensions behind others: XLA moves them to the front first."""
+    _, batch = operation.params["dimension_numbers"]
+    return any(tuple(dims) != tuple(range(len(dims))) for dims in batch)

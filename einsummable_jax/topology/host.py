@@ -30,14 +30,17 @@ _MEASURED = ("float32", "bfloat16", "memory_bandwidth")
 _LONG_ENOUGH_S = 3e-3
 """A run this long is measured well enough."""
 
+# What follows was fitted to random plans of chains of matrix products and of a LLaMA block, see
+# experiments.random_plans.
 _RUN_S = 7e-9
-"""Each row that an exchange reads or writes. (Fitted, with the next, to random plans of chains of matrix
-products and of a LLaMA block, see experiments.random_plans; without it, tall matrices cut by columns were
-taken to be as cheap as others.)"""
+"""Each row that an exchange reads or writes. (Without it, tall matrices cut by columns were taken to be as
+cheap as others.)"""
 _EXCHANGE_EFFICIENCY = 0.5
 """An exchange's traffic in the middle of a program, relative to a plain copy's. The plans that were fitted
 would have it between 0.5 and 1; of plans of a LLaMA block that are equally fast, this finds those that move
 fewer bytes."""
+_ARITHMETIC_EFFICIENCY = 5 / 6
+"""Matrix products in the middle of a program, relative to a large one by itself."""
 
 _lock = threading.Lock()
 
@@ -51,7 +54,7 @@ def host_topology(num_devices: int) -> Topology:
     """
     with _lock:
         rates = _host_rates()
-    single = rates["float32"]
+    single, half = (_ARITHMETIC_EFFICIENCY * rates[name] for name in ("float32", "bfloat16"))
     return Topology(
         name="cpu",
         num_devices=num_devices,
@@ -61,8 +64,8 @@ def host_topology(num_devices: int) -> Topology:
         flops={
             "float32": single,
             "float64": single / 2,
-            "bfloat16": rates["bfloat16"],
-            "float16": rates["bfloat16"],
+            "bfloat16": half,
+            "float16": half,
             "default": single,
         },
         memory_bandwidth=rates["memory_bandwidth"],

@@ -10,6 +10,9 @@ from typing import Any
 
 from einsummable_jax.topology.errors import TopologyError
 
+STRIDED_RUN = 1 / 8
+"""What an element of a row whose elements lie apart costs, in units of a run of consecutive ones."""
+
 Pair = tuple[int, int]
 """A sending and a receiving device."""
 
@@ -54,7 +57,8 @@ class Topology:
         then those of the whole machine, and work adds up over devices instead of overlapping; an exchange
         reads and writes at the sum of ``egress`` and ``ingress``.
       run_s: Where memory is shared, what each run of consecutive elements that an exchange reads or writes
-        costs beside its bytes: short rows of a strided box are copied one by one.
+        costs beside its bytes: short rows of a strided box are copied one by one. An element of a row whose
+        elements lie apart costs `STRIDED_RUN` of it.
       cuts: Connections that several pairs share, each with less bandwidth than the ports behind it.
       latencies: Directed pair latency where it is below ``latency_s``.
     """
