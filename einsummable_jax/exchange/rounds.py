@@ -23,7 +23,7 @@ from einsummable_jax.topology import Topology
 
 _NOTHING = 1e-7
 """Shares of a commodity below this are left out."""
-_LATE = 0.6
+_LATE = 0.7
 """Latencies that add up to this part of a round are waited for."""
 
 
