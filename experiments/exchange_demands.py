@@ -50,7 +50,15 @@ def collectives(num_devices: int, num_bytes: int) -> Iterator[tuple[str, Demand]
 
 
 def irregular(num_devices: int, num_bytes: int, seed: int) -> Demand:
-    """Uneven tiles with one to three copies, contributions in every other one, and boxes needed at random."""
+    """Uneven tiles, contributions and needs at random; by ``seed`` alone.
+
+    Odd seeds aggregate two or three parts, even ones copy one. Each part is cut by a grid of its own, in one
+    or two intervals along each axis, the longer up to five times the other; each tile is on one to three
+    devices drawn at random. Five devices (all of fewer) need a box each, of a quarter to all of the matrix
+    along each axis, anywhere. Grids and boxes overlap as they happen to, so a demand falls into pieces with
+    different sets of holders and needers: of 256 MiB on 8 devices between 6 and 69 (seeds 0 to 19), which up
+    to five devices need and of whose parts up to three hold each.
+    """
     draw = np.random.default_rng([seed, num_devices])
     shape = matrix_shape(num_bytes)
     monoid = Monoid.SUM if seed % 2 else None

@@ -7,18 +7,10 @@ import functools
 import numpy as np
 
 from einsummable_jax.exchange import ExchangeProgram, Move, Slice, Space
-from einsummable_jax.layout import Demand, Monoid
+from einsummable_jax.layout import Demand
+from einsummable_jax.selftest.reference import COMBINE, expected, inputs
 
 Buffers = list[list[np.ndarray]]
-
-_COMBINE = {
-    Monoid.SUM: np.add,
-    Monoid.PROD: np.multiply,
-    Monoid.MAX: np.maximum,
-    Monoid.MIN: np.minimum,
-    Monoid.AND: np.bitwise_and,
-    Monoid.OR: np.bitwise_or,
-}
 
 
 def run_program(program: ExchangeProgram, inputs: Buffers) -> Buffers:
@@ -45,7 +37,7 @@ def _view(end: Slice, spaces: dict[Space, Buffers]) -> np.ndarray:
 
 def _value(move: Move, spaces: dict[Space, Buffers]) -> np.ndarray:
     values = [_view(source, spaces).copy() for source in move.sources]
-    return functools.reduce(_COMBINE[move.monoid], values) if move.monoid else values[0]
+    return functools.reduce(COMBINE[move.monoid], values) if move.monoid else values[0]
 
 
 def random_contents(demand: Demand, rng: np.random.Generator) -> tuple[Buffers, Buffers]:
@@ -57,19 +49,4 @@ def random_contents(demand: Demand, rng: np.random.Generator) -> tuple[Buffers, 
         else rng.integers(-8, 8, relation.shape).astype(relation.dtype)
         for part in sorted({tile.part for tile in relation.tiles})
     }
-    whole = np.zeros(relation.shape, relation.dtype)
-    seen = np.zeros(relation.shape, bool)
-    for part, value in values.items():
-        covered = np.zeros(relation.shape, bool)
-        for tile in relation.tiles:
-            if tile.part == part:
-                covered[(*tile.box.slices(), ...)] = True
-        combined = _COMBINE[relation.partial](whole, value) if relation.partial else value
-        whole = np.where(covered, np.where(seen, combined, value), whole)
-        seen |= covered
-    inputs = [
-        [values[part][(*box.slices(), ...)] for box, part in relation.tiles_of(d)]
-        for d in range(relation.num_devices)
-    ]
-    outputs = [[whole[(*box.slices(), ...)] for box in boxes] for boxes in demand.needs]
-    return inputs, outputs
+    return inputs(relation, values), expected(demand, values)

@@ -62,6 +62,20 @@ def test_synthesised_programs_deliver(demand, topology):
     assert_delivers(synthesise(demand, on(topology, demand.source.num_devices), budget_s=0.05), demand)
 
 
+def test_in_one_memory_a_sum_is_made_once_even_for_a_device_that_has_all_parts():
+    full = Box.full((1024, 1024))
+    tiles = [[(full, 0), (full, 1), (full, 2)], [(full, 1)], []]
+    held = Relation.from_device_tiles(full.shape, np.dtype(np.int32), tiles, Monoid.SUM)
+    demand, topology = Demand(held, ((full,), (), (full,))), on(SHARED, 3)
+    program = synthesise(demand, topology)
+    assert_delivers(program, demand)
+    moves = [move for moves in program.rounds for move in moves]
+    touched = sum(move.destination.box.volume * (1 + len(move.sources)) for move in moves)
+    assert touched == full.volume * (3 + 1 + 1 + 1)
+    least_s = lower_bound_s(demand, TileIndex(held), topology)
+    assert simulate_seconds(program, topology) == pytest.approx(least_s + topology.latency_of(2))
+
+
 @settings(max_examples=120, deadline=None)
 @given(demands(), st.sampled_from([*Owners, None]))
 def test_every_schedule_delivers(demand, owners):

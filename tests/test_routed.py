@@ -32,12 +32,13 @@ from einsummable_jax.exchange import (
     verify,
 )
 from einsummable_jax.exchange.bounds import lower_bound_s
-from einsummable_jax.exchange.bounds.cuts import cut_bound_s
+from einsummable_jax.exchange.bounds.cuts import cut_bound_s, worst_cuts
 from einsummable_jax.exchange.bounds.flow import flow_bound_s
-from einsummable_jax.exchange.commodities import flow_of
+from einsummable_jax.exchange.commodities import WantedPiece, flow_of
+from einsummable_jax.exchange.line import Line
 from einsummable_jax.exchange.network import network_of
 from einsummable_jax.exchange.packing import Packer, packer_after
-from einsummable_jax.exchange.pieces import TileIndex
+from einsummable_jax.exchange.pieces import Piece, TileIndex
 from einsummable_jax.exchange.rounds import planned, streamed
 from einsummable_jax.exchange.routed import routed
 from einsummable_jax.exchange.schedules import direct
@@ -45,6 +46,7 @@ from einsummable_jax.exchange.steiner import TreeFinder
 from einsummable_jax.layout import Box, Demand, Relation
 from einsummable_jax.topology import Topology, machine
 from einsummable_jax.transform.planner import with_exchanges
+from experiments.exchange_demands import irregular
 
 F32 = np.dtype(np.float32)
 GB = 1e9
@@ -108,6 +110,17 @@ def test_packed_programs_deliver_and_keep_to_the_bounds(demand, data):
 def test_the_flow_bound_is_no_weaker_than_cuts(demand, data):
     bounds = lower_bounds(demand, data.draw(uneven_links(demand.source.num_devices)))
     assert bounds.flow_s >= bounds.cuts_s * (1 - 1e-6)
+
+
+def test_the_flow_bound_holds_the_cuts_it_is_given():
+    """Seeded with the worst cut, the first linear program is no weaker than that, whatever is found later."""
+    topology, demand = machine("two_hosts"), irregular(16, 1 << 20, 1)
+    network, commodities = network_of(topology), flow_of(demand, TileIndex(demand.source)).commodities
+    copies = [dataclasses.replace(c, groups=c.groups[:1], counts=c.counts[:1]) for c in commodities]
+    ((cut_s, side),) = worst_cuts(topology, network, copies, 1)
+    crossing = {(a, b) for a, b in network.edges.tolist() if a in side and b not in side}
+    latency_s = min(topology.latency_between(a, b) for a, b in crossing)
+    assert flow_bound_s(network, copies, 1, [side]) >= (cut_s - latency_s) * (1 - 1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -241,6 +254,45 @@ def test_a_pipeline_takes_its_length_and_one_chunk_more(chunks):
     first = timeline.transfers[0]
     assert (first.start_s, first.sent_s) == (0.0, pytest.approx(8e-6 / chunks))
     assert first.arrived_s == pytest.approx(first.sent_s + 1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 64))
+def test_chunks_of_a_line_are_all_of_it_and_about_as_large_as_wanted(seed, count, narrowest):
+    draw = np.random.default_rng(seed)
+    piece = WantedPiece(Piece(Box.full((1,)), ()), ())
+    row = int(draw.integers(1, 300))
+    boxes = [Box.at((5, at), (row, int(width))) for at, width in ((0, draw.integers(1, 99)), (99, 70))]
+    line = Line([(piece, box) for box in boxes], count)
+    ends = np.cumsum(draw.random(count) + 0.5)
+    ends *= line.length / ends[-1]
+    chunks = line.chunks(ends.tolist(), narrowest)
+    taken = np.zeros((400, 200), int)
+    for _, box in itertools.chain(*chunks):
+        taken[box.slices()] += 1
+    expected = np.zeros_like(taken)
+    for box in boxes:
+        expected[box.slices()] = 1
+    np.testing.assert_array_equal(taken, expected)
+    sizes, wanted = [sum(box.volume for _, box in some) for some in chunks], np.diff(ends, prepend=0.0)
+    assert np.abs(sizes - wanted).max() <= 2 * (0.06 * wanted.max() + 1)
+
+
+def test_a_stream_waits_for_long_latencies_and_for_no_short_ones():
+    full = Box.full((1 << 20,))
+    source = Relation.from_device_tiles(full.shape, F32, [[(full, 0)], [], []])
+    demand = Demand(source, ((), (), (full,)))
+    slow = links(3, l02=0.0)
+    flow = flow_of(demand, TileIndex(source))
+    packing = Packer(network_of(slow), flow.commodities).pack(2, 6)
+    seconds = full.volume * 4 / GB
+    round_s = seconds / 8
+    for latency_s, lag in ((0.1 * round_s, 1), (2.5 * round_s, 4)):
+        topology = dataclasses.replace(slow, latency_s=latency_s)
+        plan = streamed(packing.used, packing.seconds, 8, 1, network_of(topology))
+        assert len(plan.lengths) == 8 + lag
+        found_s = simulate_seconds(routed(demand, flow, plan), topology)
+        assert found_s == pytest.approx(seconds + round_s + 2 * latency_s, rel=1e-3)
 
 
 def test_moves_share_a_port_and_the_narrower_link_decides():

@@ -7,12 +7,18 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from einsummable_jax.exchange.commodities import WantedPiece
 from einsummable_jax.exchange.pieces import Bounds
 from einsummable_jax.layout import Box
 
 _CUTS = 8
 """An axis is cut by itself if it is at least so many times longer than the number of parts."""
+_ROWS = 100
+"""A chunk gets about so many rows if its columns allow it: rounding to whole ones then changes it little."""
+_UNEVEN = 0.06
+"""By which part of itself a chunk that is one box may be larger or smaller than wanted."""
 
 
 class Line:
@@ -64,6 +70,63 @@ class Line:
             for bounds in _row_major(self._shape(number), max(start, low) - low, min(stop, high) - low):
                 found.append((piece, _placed(bounds, order, box), order[0] if order else -1))
         return found
+
+    def chunks(self, ends: Sequence[float], narrowest: int) -> list[list[tuple[WantedPiece, Box]]]:
+        """The elements up to each of ``ends`` from the one before, in few boxes: mostly one of each piece.
+
+        Args:
+          ends: Ascending positions, the last one the length of the line; met to within 6 % of the longest.
+          narrowest: Fewest elements along the last axis of a box that is cut along it.
+        """
+        found: list[list[tuple[WantedPiece, Box]]] = [[] for _ in ends]
+        places = np.asarray(ends)
+        for number, (piece, box) in enumerate(self._boxes):
+            low, high = self._starts[number : number + 2]
+            local = np.clip(places, low, high) - low
+            areas = np.diff(local, prepend=0.0)
+            some = np.flatnonzero(areas > 0)
+            boxes = _gridded(box, areas[some], narrowest)
+            if boxes is None:
+                stops = np.round(local[some]).astype(int).tolist()
+                order = self._orders[number]
+                for chunk, (start, stop) in zip(some, itertools.pairwise([0, *stops]), strict=True):
+                    cut = _row_major(self._shape(number), start, stop)
+                    found[chunk] += [(piece, _placed(bounds, order, box)) for bounds in cut]
+            else:
+                for chunk, cell in zip(some, boxes, strict=True):
+                    found[chunk].append((piece, cell))
+        return found
+
+
+def _gridded(box: Box, areas: np.ndarray, narrowest: int) -> list[Box] | None:
+    """``box`` cut in boxes of about these many elements, in columns side by side; None if it cannot be.
+
+    Columns are cut from the last axis, as few as leave chunks of `_ROWS` rows along the longest other one.
+    """
+    if box.ndim < 2 or not len(areas):
+        return None
+    major = max(range(box.ndim - 1), key=lambda axis: box.shape[axis])
+    rows, width = box.shape[major], box.shape[-1]
+    columns = max(1, min(-(-len(areas) * _ROWS // rows), width // narrowest, len(areas)))
+    shares = np.cumsum(areas) / areas.sum()
+    firsts = np.unique(np.searchsorted(shares, np.arange(columns) / columns, side="right"))
+    limits = [*firsts.tolist(), len(areas)]
+    edges = np.round(np.append(0.0, shares)[limits] * width).astype(int).tolist()
+    found, rest = [], box.volume / (rows * width)
+    for (first, stop), (left, right) in zip(
+        itertools.pairwise(limits), itertools.pairwise(edges), strict=True
+    ):
+        part = np.append(0.0, np.cumsum(areas[first:stop]))
+        heights = np.round(part / part[-1] * rows).astype(int)
+        sizes = np.diff(heights) * (right - left) * rest
+        if (abs(sizes - areas[first:stop]) > _UNEVEN * areas.max()).any() or not (sizes > 0).all():
+            return None
+        for top, bottom in itertools.pairwise(heights.tolist()):
+            bounds = list(box.bounds)
+            bounds[major] = box.bounds[major][0] + top, box.bounds[major][0] + bottom
+            bounds[-1] = box.bounds[-1][0] + left, box.bounds[-1][0] + right
+            found.append(Box(tuple(bounds)))
+    return found
 
 
 def _order(shape: Sequence[int], parts: int, avoided: int) -> tuple[int, ...]:

@@ -36,17 +36,19 @@ _REFINED = (64, 32, 16)
 """Numbers of rounds that the best plan is cut into, if there is time for it."""
 _FEW_ROUNDS = 4
 """Only programs of more rounds must have rounds that are longer than the latency."""
-_MOST_MOVES = 16_000
+_MOST_MOVES = 50_000
 """About as many moves as a program may have."""
-_CHUNKS = (16, 32, 64, 128)
+_CHUNKS = (16, 32, 64, 96, 128, 192, 256)
 """Numbers of chunks to stream."""
+_FINE = 64
+"""If there is time for a stream of so many chunks, plans of rounds leave it half of the budget."""
 
 # Seconds of one core that steps take, about (measured); what is done within a budget follows from them.
 _PROGRAM_S = 3e-3
 _PROGRAM_S_PER_COMMODITY = 3e-6
 """Times the square of the number of devices."""
 _PLAN_S_PER_VARIABLE = 2.5e-4
-_S_PER_MOVE = 1.0e-4
+_S_PER_MOVE = 7e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +161,13 @@ def packed_candidates(
     stages = sum(route.num_stages for _, route in packed.pool)
     steps = sum(len(route.steps) for _, route in packed.pool)
     best_plan: RoundPlan | None = None
+    least_s = _S_PER_MOVE * _FINE * sum(len(route.steps) for _, route, _ in packed.thinned.used)
+    kept_s = budget.left_s / 2 if budget.left_s / 2 > least_s else 0.0  # for streams
     for rounds in _ROUNDS:
         if rounds > _FEW_ROUNDS and packed.best.seconds < rounds * latency_s:
             break  # rounds would be shorter than the latency
         cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
-        if best_s <= goal_s * CLOSE or not budget.take(cost_s):
+        if best_s <= goal_s * CLOSE or budget.left_s < kept_s + cost_s or not budget.take(cost_s):
             break
         plan = planned(topology, flow.shape, packed.pool, rounds, 1)
         if plan is None:
@@ -176,11 +180,11 @@ def packed_candidates(
         yield Candidate(f"planned in {rounds} rounds", program, seconds)
         if plan.seconds * flow.unit_bytes <= packed.best.seconds * CLOSE:
             break  # more rounds cannot be much better
+    for candidate in _streamed(demand, flow, packed.thinned, topology, budget, best_s):
+        best_s = min(best_s, candidate.seconds)
+        yield candidate
     if best_plan is not None:
-        for candidate in _refined(demand, flow, best_plan, topology, budget, best_s):
-            best_s = min(best_s, candidate.seconds)
-            yield candidate
-    yield from _streamed(demand, flow, packed.thinned, topology, budget, best_s)
+        yield from _refined(demand, flow, best_plan, topology, budget, best_s)
 
 
 def _refined(
@@ -206,20 +210,18 @@ def _refined(
 def _streamed(
     demand: Demand, flow: Flow, packing: Packing, topology: Topology, budget: Budget, best_s: float
 ) -> Iterator[Candidate]:
-    used, latency_s = packing.used, topology.latency_s
-    moves = float(sum(len(route.steps) for _, route, _ in used))  # in each round
-    hops = max(route.num_stages for _, route, _ in used) - 1
-    for chunks in _CHUNKS:
-        if packing.seconds < chunks * latency_s or moves * chunks > _MOST_MOVES:
-            break
-        # With the longer lag latencies are hidden behind the rounds between.
-        for lag in sorted({1, 1 + math.ceil(latency_s * chunks / packing.seconds)}):
-            wait_s = lag * packing.seconds / chunks + latency_s * (lag == 1)
-            least_s = packing.seconds + latency_s + hops * wait_s
-            if best_s <= least_s * CLOSE or not budget.take(_S_PER_MOVE * moves * chunks):
-                continue
-            program = routed(demand, flow, streamed(used, packing.seconds, chunks, lag))
-            moves = sum(map(len, program.rounds)) / chunks  # several for each step where boxes are cut
-            seconds = simulate_seconds(program, topology)
-            best_s = min(best_s, seconds)
-            yield Candidate(f"packed and streamed in {chunks} chunks", program, seconds)
+    used, network = packing.used, network_of(topology)
+    moves = sum(len(route.steps) for _, route, _ in used)  # in each round
+    limits = (
+        packing.seconds / float(network.latencies_s.min()),
+        _MOST_MOVES / moves,
+        budget.left_s / (_S_PER_MOVE * moves),
+    )
+    chunks = max((number for number in _CHUNKS if number <= min(limits)), default=0)
+    if not chunks or not budget.take(_S_PER_MOVE * moves * chunks):
+        return
+    plan = streamed(used, packing.seconds, chunks, 1, network)
+    if best_s <= plan.seconds + float(network.latencies_s.min()):
+        return
+    program = routed(demand, flow, plan)
+    yield Candidate(f"packed and streamed in {chunks} chunks", program, simulate_seconds(program, topology))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ from einsummable_jax.topology import Topology
 
 _NOTHING = 1e-7
 """Shares of a commodity below this are left out."""
+_LATE = 0.7
+"""Latencies that add up to this part of a round are waited for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +78,13 @@ class RoundPlan:
         return RoundPlan(self.seconds, tuple(r.refined(parts) for r in self.routes), tuple(lengths))
 
 
-def streamed(routes: Sequence[tuple[int, Route, float]], seconds: float, chunks: int, lag: int) -> RoundPlan:
+def streamed(
+    routes: Sequence[tuple[int, Route, float]],
+    seconds: float,
+    chunks: int,
+    lag: int,
+    network: Network | None = None,
+) -> RoundPlan:
     """Every route sends ``chunks`` equal chunks, one a round; each stage ``lag`` rounds after the one before.
 
     Args:
@@ -83,15 +92,29 @@ def streamed(routes: Sequence[tuple[int, Route, float]], seconds: float, chunks:
       seconds: Time of the busiest resource for all of it.
       chunks: Number of chunks.
       lag: Rounds between a stage and the next.
+      network: If given, stages lag behind more where latencies add up to nearly a round or more: other moves
+        of a device would have to wait for what is late.
     """
+    starts = [_starts(route, lag, seconds / chunks, network) for _, route, _ in routes]
+    rounds = chunks + max(int(some[-1]) for some in starts)
     plans = []
-    deepest = max(route.num_stages for _, route, _ in routes)
-    rounds = chunks + lag * (deepest - 1)
-    for number, route, share in routes:
-        starts = lag * np.arange(route.num_stages)[:, None]
-        done = np.clip((np.arange(rounds)[None] + 1 - starts) / chunks, 0.0, 1.0)
+    for (number, route, share), some in zip(routes, starts, strict=True):
+        done = np.clip((np.arange(rounds)[None] + 1 - some[:, None]) / chunks, 0.0, 1.0)
         plans.append(RoutePlan(number, route, share, done))
     return RoundPlan(seconds * rounds / chunks, tuple(plans), (1 / rounds,) * rounds)
+
+
+def _starts(route: Route, lag: int, round_s: float, network: Network | None) -> np.ndarray:
+    """The round in which each stage of a route begins."""
+    starts, late_s = [0], 0.0
+    for edges in route.stage_edges[:-1]:
+        more = 0
+        if network is not None and edges:
+            late_s += max(network.latencies_s[network.edge_numbers[edge]] for edge in edges)
+            if late_s > _LATE * round_s:
+                more, late_s = math.ceil(late_s / round_s), 0.0
+        starts.append(starts[-1] + lag + more)
+    return np.array(starts)
 
 
 @functools.lru_cache(maxsize=512)

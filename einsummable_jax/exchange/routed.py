@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from einsummable_jax.exchange.builder import ProgramBuilder
 from einsummable_jax.exchange.commodities import Commodity, Flow, WantedPiece
@@ -16,7 +16,7 @@ from einsummable_jax.layout import Box, Demand
 
 _SLOP = 0.005
 """By which part of itself a share or a chunk may be larger or smaller so that its boxes are few."""
-_INNER_BYTES = 512
+_INNER_BYTES = 256
 """Shares are cut along the last axis only if that leaves rows of so many bytes."""
 
 _Cut = tuple[WantedPiece, Box, int]
@@ -36,7 +36,7 @@ def routed(demand: Demand, flow: Flow, plan: RoundPlan) -> ExchangeProgram:
         shares = divided(commodity, [route.share for route in routes], demand.source.itemsize)
         for route, cuts in zip(routes, shares, strict=True):
             if cuts:
-                _add_route(builder, commodity, route, cuts)
+                _add_route(builder, commodity, route, cuts, demand.source.itemsize)
     builder.echo_as_received(flow.echoes)
     return builder.program()
 
@@ -68,28 +68,50 @@ def _major(box: Box, parts: int, itemsize: int) -> int:
     return max(range(len(major)), key=lambda axis: major[axis])
 
 
-def _add_route(builder: ProgramBuilder, commodity: Commodity, plan: RoutePlan, cuts: Sequence[_Cut]) -> None:
+def _add_route(
+    builder: ProgramBuilder, commodity: Commodity, plan: RoutePlan, cuts: Sequence[_Cut], itemsize: int
+) -> None:
     """The moves of one route for the elements in ``cuts``."""
     boxes = [(wanted, box) for wanted, box, _ in cuts]
     line = Line(boxes, plan.done.shape[1], [axis for *_, axis in cuts])
     places = _Places(builder, commodity, plan.route, boxes)
-    before: list[int] = []
-    for stage, done in enumerate(plan.done.tolist()):
-        ends = [0]
-        for number, part in enumerate(done):
-            end = line.length
-            if part < 1.0:
-                wanted = part * line.length
-                end = min(line.near(wanted, _SLOP * max(0.0, wanted - ends[-1])), line.length)
-            if stage:
-                end = min(end, before[number])  # what the stage before had done in the round before
-            ends.append(max(end, ends[-1]))
-        before = ends
+    narrowest = -(-_INNER_BYTES // itemsize)
+    for stage, chunks in enumerate(_chunks(plan, line, narrowest)):
         steps = [step for step in plan.route.steps if step.stage == stage]
-        for number, (low, high) in enumerate(itertools.pairwise(ends)):
-            for wanted, box, _ in line.cut(low, high):
+        for number, boxes in chunks:
+            for wanted, box in boxes:
                 for step in steps:
                     places.add(number, step, wanted, box)
+
+
+_Chunk = tuple[int, list[tuple[WantedPiece, Box]]]
+"""A round, and what moves in it."""
+
+
+def _chunks(plan: RoutePlan, line: Line, narrowest: int) -> Iterator[list[_Chunk]]:
+    """For each stage of a route what it moves in which round."""
+    ends = [sorted({*stage} - {0.0}) for stage in plan.done.tolist()]
+    if len(ends[0]) > 1 and all(some == ends[0] for some in ends):
+        chunks = line.chunks([end * line.length for end in ends[0]], narrowest)
+        numbers = {end: number for number, end in enumerate([0.0, *ends[0]])}
+        for stage in plan.done.tolist():
+            spans = itertools.pairwise([0, *(numbers[part] for part in stage)])
+            yield [(n, [cut for some in chunks[a:b] for cut in some]) for n, (a, b) in enumerate(spans)]
+        return
+    before: list[int] = []
+    for stage, done in enumerate(plan.done.tolist()):
+        stops = [0]
+        for number, part in enumerate(done):
+            stop = line.length
+            if part < 1.0:
+                wanted = part * line.length
+                stop = min(line.near(wanted, _SLOP * max(0.0, wanted - stops[-1])), line.length)
+            if stage:
+                stop = min(stop, before[number])  # what the stage before had done in the round before
+            stops.append(max(stop, stops[-1]))
+        before = stops
+        cuts = (line.cut(low, high) for low, high in itertools.pairwise(stops))
+        yield [(number, [(wanted, box) for wanted, box, _ in some]) for number, some in enumerate(cuts)]
 
 
 class _Places:

@@ -131,7 +131,11 @@ def direct(demand: Demand, index: TileIndex, topology: Topology, spread: bool = 
 
 
 def two_shot(demand: Demand, index: TileIndex, topology: Topology, owners: Owners) -> ExchangeProgram:
-    """Two rounds: pieces that several devices need are put together once, in shares, then multicast."""
+    """Two rounds: pieces that several devices need are put together once, in shares, then multicast.
+
+    A device that has all parts of a sum itself makes its own, except in a shared memory, where it is cheaper
+    to read what another one has summed.
+    """
     schedule = Schedule(demand, topology)
     wants, echoes = wants_of(demand)
     relayed = 0
@@ -139,7 +143,7 @@ def two_shot(demand: Demand, index: TileIndex, topology: Topology, owners: Owner
         for piece in index.pieces(box):
             away = []
             for want in (wants[member] for member in members):
-                if _is_local(piece, want.device):
+                if _is_local(piece, want.device) and not (topology.shared and len(piece.parts) > 1):
                     schedule.fetch(want, [piece])
                 else:
                     away.append(want)

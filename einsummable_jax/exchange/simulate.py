@@ -1,11 +1,11 @@
 """The time an exchange program takes on a machine, by simulating its moves.
 
 A device starts the moves into its buffers in the order of their rounds, each once what it reads has been
-written and has arrived; rounds are no barriers. A move between devices is transferred at the rate at which
-all such moves of its round would end together if they were alone (so a round by itself takes as long as its
-busiest port, link or cut); one within a device at the rate at which its memory can do all such moves of the
-round together. If connections have less to spare a move takes that, and more as soon as there is more, the
-first in the program first. What is written arrives after the latency of the pair.
+written and has arrived; rounds are no barriers. A move is transferred at the rate at which it and all others
+of its round that share its busiest connection (within a device: its memory) would end together if they were
+alone: a round by itself takes as long as its busiest port, link or cut. If connections have less to spare a
+move takes that, and more as soon as there is more, the first in the program first. What is written arrives
+after the latency of the pair.
 
 Copies of a device's own inputs to its outputs wait for nothing and fill the idle time of its memory, which
 must carry all that is read and written.
@@ -224,12 +224,11 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
                 found[writer].readers.append(work)
             found[number] = work
         busy = [used / capacity for used, capacity in zip(load, capacities, strict=True)]
-        together_s = max(busy[: len(network.capacities)], default=0.0)
         for device, batch in batches.items():
             batch.unstarted = len(batch.moves)
             for work in batch.moves:
-                busy_s = together_s if work.is_remote else busy[len(network.capacities) + device]
-                work.planned, work.left = work.size / busy_s, work.size
+                work.planned = work.size / max(busy[resource] for resource, _ in work.uses)
+                work.left = work.size
             if device in latest:
                 latest[device].after = batch
                 batch.open = False
@@ -248,9 +247,13 @@ class _Network:
 
     def start(self, move: _Work, now: float, taken: list[bool]) -> bool:
         """Let a move start if there is anything to spare for it."""
-        spare = min(0.0 if taken[r] else self._free[r] / times for r, times in move.uses)
-        if spare < _LEAST * move.planned:
-            return False
+        free, spare, least = self._free, math.inf, _LEAST * move.planned
+        for resource, times in move.uses:
+            rate = 0.0 if taken[resource] else free[resource] / times
+            if rate < least:
+                return False
+            if rate < spare:
+                spare = rate
         move.start_s = move.changed_s = now
         self._set_rate(move, min(spare, move.planned), now)
         if move.rate < move.planned * (1 - _ROUNDING):

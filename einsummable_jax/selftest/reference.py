@@ -18,7 +18,7 @@ _MEETING = 4
 """Contributions to one element of a float that are not the identity: four of at most 2 make 8 at most, and
 every whole number up to that is a float of any type."""
 
-_NUMPY = {
+COMBINE = {
     Monoid.SUM: np.add,
     Monoid.PROD: np.multiply,
     Monoid.MAX: np.maximum,
@@ -26,6 +26,7 @@ _NUMPY = {
     Monoid.AND: np.bitwise_and,
     Monoid.OR: np.bitwise_or,
 }
+"""What aggregates two arrays by each monoid."""
 
 
 def contributions(relation: Relation, draw: np.random.Generator) -> dict[int, np.ndarray]:
@@ -78,7 +79,7 @@ def expected(demand: Demand, contents: Mapping[int, np.ndarray]) -> list[list[np
         both = (
             values
             if relation.partial is None
-            else _NUMPY[relation.partial](whole, values).astype(whole.dtype)
+            else COMBINE[relation.partial](whole, values).astype(whole.dtype)
         )
         whole = np.where(here & known, both, np.where(here, values, whole))
         known |= here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from einsummable_jax.exchange.bounds.cuts import cut_bound_s
+from einsummable_jax.exchange.bounds.cuts import worst_cuts
 from einsummable_jax.exchange.bounds.flow import flow_bound_s
 from einsummable_jax.exchange.bounds.ports import egress_bound as egress_bound
 from einsummable_jax.exchange.bounds.ports import ingress_bound as ingress_bound
@@ -17,6 +17,9 @@ from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.pieces import TileIndex
 from einsummable_jax.layout import Demand
 from einsummable_jax.topology import Topology
+
+_SEEDED_CUTS = 4
+"""So many of the worst cuts the linear program starts with."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = N
     """The lower bounds of ``demand``.
 
     No connection carries anything during the least latency, before the first bytes arrive or after the last
-    ones are sent, so the bounds on what connections carry grow by that. Where devices share one memory, that
+    ones are sent, so the bounds on what connections carry grow by that, that of a cut by the least latency of
+    what crosses it. The linear program holds the worst cuts, so but for that difference it is the largest of
+    the bounds on what connections carry. Where devices share one memory, that
     is their one connection, and what it carries is the bound by all arguments but the latency.
     """
     index = index or TileIndex(demand.source)
@@ -59,10 +64,11 @@ def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = N
     commodities, network = flow_of(demand, index).commodities, network_of(topology)
     once_s = float(network.latencies_s.min()) if commodities else 0.0
     ports_s = port_bound_s(demand, index, topology)
+    cuts = worst_cuts(topology, network, commodities, _SEEDED_CUTS)
     return LowerBounds(
         ports_s + (once_s or topology.kernel_s * bool(ports_s)),
-        cut_bound_s(topology, network, commodities) + once_s,
-        flow_bound_s(network, commodities) + once_s,
+        max((seconds for seconds, _ in cuts), default=0.0),
+        flow_bound_s(network, commodities, sides=[side for _, side in cuts]) + once_s,
         _longest_way_s(network, commodities),
         reduction_bound_s(demand, index, topology) + once_s,
     )

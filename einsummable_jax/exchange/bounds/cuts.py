@@ -1,4 +1,7 @@
-"""The cut bound: what must cross from some devices to the others, over what can."""
+"""The cut bound: what must cross from some devices to the others, over what can.
+
+What crosses last arrives after the least latency of all connections that cross.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,20 @@ _ALL_SIDES = 10
 
 
 def cut_bound_s(topology: Topology, network: Network, commodities: Sequence[Commodity]) -> float:
-    """Seconds that the worst cut found needs at least, latencies left out.
+    """Seconds that the worst cut found needs at least, latency included."""
+    return max((seconds for seconds, _ in worst_cuts(topology, network, commodities, 1)), default=0.0)
+
+
+def worst_cuts(
+    topology: Topology, network: Network, commodities: Sequence[Commodity], count: int
+) -> list[tuple[float, frozenset[int]]]:
+    """So many cuts that need longest: seconds, latency included, and the devices on the side that sends.
 
     Tried are single devices, both sides of the machine's shared connections, and up to
     10 devices all sets of devices.
     """
     if not commodities:
-        return 0.0
+        return []
     sides = np.array(list(_sides(topology)), bool)
     held = np.zeros(len(sides))
     for commodity in commodities:
@@ -31,7 +41,11 @@ def cut_bound_s(topology: Topology, network: Network, commodities: Sequence[Comm
         held += commodity.num_bytes * (np.logical_or.reduce(inside) & needed)
     capacities = _capacities(topology, network, sides)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.where(held > 0, held / capacities, 0.0).max())
+        crosses = sides[:, network.edges[:, 0]] & ~sides[:, network.edges[:, 1]]
+        latencies_s = np.where(crosses, network.latencies_s, np.inf).min(axis=1, initial=np.inf)
+        seconds = np.where(held > 0, held / capacities + latencies_s, 0.0)
+    worst = np.argsort(-seconds, kind="stable")[:count].tolist()
+    return [(float(seconds[w]), frozenset(np.flatnonzero(sides[w]).tolist())) for w in worst]
 
 
 def _sides(topology: Topology) -> Iterator[list[bool]]:

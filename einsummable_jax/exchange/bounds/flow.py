@@ -24,7 +24,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network
 
-_PATIENCE = 4
+_PATIENCE = 2
 """Linear programs that may be solved in vain before the search for cuts ends: most find the bound at once."""
 _UNITS = 10_000_000
 """Flows are integers, in this many units for the bytes of a commodity."""
@@ -48,17 +48,23 @@ class _Requirement:
     amount_variable: int = -1
 
 
-def flow_bound_s(network: Network, commodities: Sequence[Commodity], rounds: int = 60) -> float:
+def flow_bound_s(
+    network: Network,
+    commodities: Sequence[Commodity],
+    rounds: int = 60,
+    sides: Sequence[frozenset[int]] = (),
+) -> float:
     """Seconds that the resources need at least, latencies left out.
 
     Args:
       network: The machine.
       commodities: What must move.
       rounds: Most linear programs to solve; the bound is weaker when they do not suffice.
+      sides: Sets of devices whose cuts are in the program from the start: it is then no weaker than they are.
     """
     if not commodities:
         return 0.0
-    return _FlowProgram(network, commodities).solve(rounds)
+    return _FlowProgram(network, commodities).solve(rounds, sides)
 
 
 class _FlowProgram:
@@ -136,11 +142,12 @@ class _FlowProgram:
                 if needer not in group:
                     self._requirements.append(_Requirement(both, group, frozenset([needer]), share))
 
-    def solve(self, rounds: int) -> float:
+    def solve(self, rounds: int, sides: Sequence[frozenset[int]]) -> float:
+        everyone = frozenset(range(self._network.num_devices))
         for requirement in self._requirements:
-            everyone = frozenset(range(self._network.num_devices))
-            self._add_cut(requirement, requirement.sources)
-            self._add_cut(requirement, everyone - requirement.sinks)
+            for side in (requirement.sources, everyone - requirement.sinks, *sides):
+                if requirement.sources <= side and not requirement.sinks & side:
+                    self._add_cut(requirement, side)
         bound, in_vain = 0.0, 0
         for _ in range(rounds):
             found = self._solve_once()
@@ -174,8 +181,7 @@ class _FlowProgram:
                 continue
             first = requirement.variables
             carried = np.maximum(found[first : first + len(self._network.edges)], 0.0) / amount
-            side = _separating(self._network, requirement, carried)
-            if side is not None:
+            for side in _separating(self._network, requirement, carried):
                 yield requirement, side
 
     def _solve_once(self) -> np.ndarray:
@@ -212,8 +218,8 @@ def _matrix(rows: list[tuple[dict[int, float], float]], width: int) -> tuple[spa
     return matrix, np.array([limit for _, limit in rows])
 
 
-def _separating(network: Network, requirement: _Requirement, carried: np.ndarray) -> frozenset[int] | None:
-    """The source side of a cut of capacity below 1, if there is one."""
+def _separating(network: Network, requirement: _Requirement, carried: np.ndarray) -> set[frozenset[int]]:
+    """The source sides of cuts of least capacity if that is below 1: the smallest side and the largest."""
     n = network.num_devices
     capacity = np.zeros((n + 2, n + 2), np.int32)
     units = np.minimum(carried, 2.0) * _UNITS
@@ -223,8 +229,12 @@ def _separating(network: Network, requirement: _Requirement, carried: np.ndarray
     graph = sparse.csr_matrix(capacity)
     flow = maximum_flow(graph, n, n + 1)
     if flow.flow_value >= _UNITS * (1 - 1e-5):
-        return None
+        return set()
     residual = sparse.csr_matrix(graph - flow.flow)
     residual.eliminate_zeros()
     reached = breadth_first_order(residual, n, return_predecessors=False)
-    return frozenset(int(node) for node in reached if node < n)
+    reaching = breadth_first_order(residual.T.tocsr(), n + 1, return_predecessors=False)
+    return {
+        frozenset(int(node) for node in reached if node < n),
+        frozenset(range(n)) - {int(node) for node in reaching},
+    }
