@@ -207,6 +207,7 @@ def test_a_transpose_that_turns_a_product_round_is_free():
         return made, made.T
 
     assert sorted(seconds(lambda x, y: product(x, y).T)) == [0.0, *seconds(product)]
+
     def read_twice(x, y):
         made = product(x, y)
         return jnp.sin(made), made.T
