@@ -18,11 +18,6 @@ _ALL_SIDES = 10
 """Up to so many devices every way to cut them in two is tried."""
 
 
-def cut_bound_s(topology: Topology, network: Network, commodities: Sequence[Commodity]) -> float:
-    """Seconds that the worst cut found needs at least, latency included."""
-    return max((seconds for seconds, _ in worst_cuts(topology, network, commodities, 1)), default=0.0)
-
-
 def worst_cuts(
     topology: Topology, network: Network, commodities: Sequence[Commodity], count: int
 ) -> list[tuple[float, frozenset[int]]]:
