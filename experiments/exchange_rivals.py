@@ -12,7 +12,7 @@ from einsummable_jax.exchange import ExchangeProgram, simulate_seconds
 from einsummable_jax.exchange.commodities import Commodity, flow_of
 from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.pieces import TileIndex
-from einsummable_jax.exchange.rounds import streamed
+from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan
 from einsummable_jax.exchange.routed import routed
 from einsummable_jax.exchange.routes import Route, route_of
 from einsummable_jax.exchange.schedules import Owners, direct, two_shot
@@ -53,7 +53,17 @@ def ring(demand: Demand, topology: Topology) -> ExchangeProgram:
     if not routes:
         return direct(demand, TileIndex(demand.source), topology)
     chunks = _RING_CHUNKS if len(flow.commodities) == 1 else 1
-    return routed(demand, flow, streamed(routes, 1.0, chunks, 1))
+    return routed(demand, flow, _streamed(routes, chunks))
+
+
+def _streamed(routes: Sequence[tuple[int, Route, float]], chunks: int) -> RoundPlan:
+    """Every route sends equal chunks, one a round, and each stage one round after the one before."""
+    rounds = chunks + max(route.num_stages for _, route, _ in routes) - 1
+    plans = []
+    for number, route, share in routes:
+        done = np.arange(1, rounds + 1)[None] - np.arange(route.num_stages)[:, None]
+        plans.append(RoutePlan(number, route, share, np.clip(done / chunks, 0.0, 1.0)))
+    return RoundPlan(0.0, tuple(plans))
 
 
 @functools.lru_cache(maxsize=32)

@@ -81,7 +81,7 @@ _HOPS, _PROGRAMS = 4, 60
 
 _MACHINES = flags.DEFINE_list("machines", list(MACHINES), f"Which of {', '.join(MACHINES)}.")
 _RANDOM = flags.DEFINE_integer("random", 20, "Random demands per machine.", lower_bound=0)
-_BUDGET_S = flags.DEFINE_float("budget_s", 4.0, "Seconds of one core for each synthesis, about.")
+_BUDGET_S = flags.DEFINE_float("budget_s", 6.0, "Seconds of one core for each synthesis, about.")
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Processes to work in.", lower_bound=1)
 
 Row = dict[str, Any]

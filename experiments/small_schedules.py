@@ -134,7 +134,7 @@ class _Search:
                 RoutePlan(number, route, 1.0, np.arange(rounds) >= np.array(some)[:, None])
                 for number, ((_, route), some) in enumerate(zip(chosen, starts, strict=True))
             ]
-            program = routed(self._demand, flow, RoundPlan(0.0, tuple(plans), (1 / rounds,) * rounds))
+            program = routed(self._demand, flow, RoundPlan(0.0, tuple(plans)))
             self.simulated += 1
             self.best_s = min(self.best_s, simulate_seconds(program, self._topology))
 

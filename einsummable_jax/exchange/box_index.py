@@ -34,7 +34,8 @@ class BoxIndex:
         if len(self._bounds) <= _FEW:
             return [number for number, other in enumerate(self._bounds) if bounds_meet(other, bounds)]
         if len(self._array) != len(self._bounds):
-            self._array = np.array(self._bounds, np.int64)
+            new = np.array(self._bounds[len(self._array) :], np.int64)
+            self._array = np.concatenate([self._array, new]) if len(self._array) else new
         limits = np.array(bounds, np.int64)
         meets = (self._array[:, :, 0] < limits[:, 1]) & (limits[:, 0] < self._array[:, :, 1])
         return np.flatnonzero(meets.all(axis=1)).tolist()

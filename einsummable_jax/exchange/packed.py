@@ -6,14 +6,17 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from einsummable_jax.exchange.commodities import Flow
 from einsummable_jax.exchange.network import network_of
-from einsummable_jax.exchange.packing import Packing, packer_after
+from einsummable_jax.exchange.packing import Packer, Packing, packer_after
 from einsummable_jax.exchange.program import ExchangeProgram
-from einsummable_jax.exchange.rounds import RoundPlan, planned, streamed
+from einsummable_jax.exchange.rounds import RoutePlan, planned
 from einsummable_jax.exchange.routed import routed
 from einsummable_jax.exchange.routes import Route
 from einsummable_jax.exchange.simulate import simulate_seconds
+from einsummable_jax.exchange.timed import Timed, num_variables, timed
 from einsummable_jax.layout import Demand
 from einsummable_jax.topology import Topology
 
@@ -30,25 +33,36 @@ _MOST_PROGRAMS = 60
 """Linear programs to solve for one packing."""
 _THINNED = 0.002
 """By which part of itself a packing may take longer so that it has fewer routes."""
-_ROUNDS = (1, 2, 4, 8, 12)
-"""Numbers of rounds to plan."""
-_REFINED = (64, 32, 16)
-"""Numbers of rounds that the best plan is cut into, if there is time for it."""
+_ROUNDS = (1, 2, 4, 8)
+"""Numbers of rounds to plan, latencies left out."""
 _FEW_ROUNDS = 4
 """Only programs of more rounds must have rounds that are longer than the latency."""
-_MOST_MOVES = 50_000
-"""About as many moves as a program may have."""
-_CHUNKS = (16, 32, 64, 96, 128, 192, 256)
-"""Numbers of chunks to stream."""
-_FINE = 64
-"""If there is time for a stream of so many chunks, plans of rounds leave it half of the budget."""
+_KEPT = 0.7
+"""Part of the budget that plans of few rounds then leave."""
+_MANY_ROUNDS = (256, 192, 128, 96, 64, 48, 32, 16)
+"""Numbers of rounds to plan with latencies."""
+_LEAST_ROUNDS = 48
+"""If there is time for so many, plans of few rounds leave it."""
+_FINEST = 2.0
+"""At most so many rounds within the least latency."""
+_TRIES = 2
+"""So many programs of many rounds at most."""
+_NOT_LATE = 1.002
+"""Ratio to the packing's time up to which its routes need no others beside them."""
+_MOST_WORK_S = 6.0
+"""Programs that take longer to build, simulate and verify are too large to be of use."""
 
 # Seconds of one core that steps take, about (measured); what is done within a budget follows from them.
 _PROGRAM_S = 3e-3
 _PROGRAM_S_PER_COMMODITY = 3e-6
 """Times the square of the number of devices."""
 _PLAN_S_PER_VARIABLE = 2.5e-4
-_S_PER_MOVE = 7e-5
+_TIMED_S_PER_VARIABLE = 1e-4
+_TIMED_S_PER_PAIR = 2e-7
+"""Times the square of the number of variables."""
+_S_PER_MOVE = 4e-5
+_S_PER_SOURCE = 4.5e-5
+"""Building, simulating and verifying."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,70 +172,108 @@ def packed_candidates(
 ) -> Iterator[Candidate]:
     """Programs along the routes of ``packed``, of more and more rounds, that might beat ``best_s``."""
     goal_s, latency_s = packed.best.seconds + topology.latency_s, topology.latency_s
-    stages = sum(route.num_stages for _, route in packed.pool)
-    steps = sum(len(route.steps) for _, route in packed.pool)
-    best_plan: RoundPlan | None = None
-    least_s = _S_PER_MOVE * _FINE * sum(len(route.steps) for _, route, _ in packed.thinned.used)
-    kept_s = budget.left_s / 2 if budget.left_s / 2 > least_s else 0.0  # for streams
+    timed_s = _LEAST_ROUNDS * sum(_work_s(route) for _, route, _ in packed.thinned.used)
+    kept_s = budget.left_s * _KEPT if budget.left_s * _KEPT > timed_s else 0.0
     for rounds in _ROUNDS:
         if rounds > _FEW_ROUNDS and packed.best.seconds < rounds * latency_s:
             break  # rounds would be shorter than the latency
-        cost_s = _PLAN_S_PER_VARIABLE * stages * rounds + _S_PER_MOVE * steps * math.sqrt(rounds)
+        fitting = [(number, route) for number, route in packed.pool if route.num_stages <= rounds]
+        if len({number for number, _ in fitting}) < len(flow.commodities):
+            continue
+        built_s = sum(_work_s(route) for _, route in fitting) * math.sqrt(rounds)
+        cost_s = _PLAN_S_PER_VARIABLE * sum(route.num_stages for _, route in fitting) * rounds + built_s
         if best_s <= goal_s * CLOSE or budget.left_s < kept_s + cost_s or not budget.take(cost_s):
             break
         plan = planned(topology, flow.shape, packed.pool, rounds, 1)
         if plan is None:
             continue
-        if best_plan is None or plan.seconds < best_plan.seconds * (2 - CLOSE):
-            best_plan = plan
         program = routed(demand, flow, plan)
         seconds = simulate_seconds(program, topology)
         best_s = min(best_s, seconds)
         yield Candidate(f"planned in {rounds} rounds", program, seconds)
         if plan.seconds * flow.unit_bytes <= packed.best.seconds * CLOSE:
             break  # more rounds cannot be much better
-    for candidate in _streamed(demand, flow, packed.thinned, topology, budget, best_s):
-        best_s = min(best_s, candidate.seconds)
-        yield candidate
-    if best_plan is not None:
-        yield from _refined(demand, flow, best_plan, topology, budget, best_s)
+    yield from _TimedSearch(demand, flow, packed, topology, budget).candidates(best_s)
 
 
-def _refined(
-    demand: Demand, flow: Flow, plan: RoundPlan, topology: Topology, budget: Budget, best_s: float
-) -> Iterator[Candidate]:
-    """Programs of ``plan`` with its rounds cut into more; the finest that there is time for."""
-    steps = sum(len(plan.route.steps) for plan in plan.routes)
-    least_s = plan.seconds * flow.unit_bytes + topology.latency_s
-    for rounds in _REFINED:
-        too_short = least_s < rounds * topology.latency_s
-        if rounds <= len(plan.lengths) or too_short or best_s <= least_s * (1 + 1 / rounds) * CLOSE:
-            continue
-        if steps * rounds <= _MOST_MOVES and budget.take(_S_PER_MOVE * steps * rounds):
-            program = routed(demand, flow, plan.refined(rounds))
-            yield Candidate(
-                f"planned in {len(plan.lengths)} rounds, cut in {len(program.rounds)}",
-                program,
-                simulate_seconds(program, topology),
-            )
-            return
+class _TimedSearch:
+    """Programs of many rounds with latencies in mind."""
+
+    def __init__(
+        self, demand: Demand, flow: Flow, packed: Packed, topology: Topology, budget: Budget
+    ) -> None:
+        self._demand, self._flow, self._packed = demand, flow, packed
+        self._topology, self._budget = topology, budget
+        self._network = network_of(topology)
+        self._latency_s = float(self._network.latencies_s.min())
+        self._routes = tuple((number, route) for number, route, _ in packed.best.used)
+
+    def candidates(self, best_s: float) -> Iterator[Candidate]:
+        """Of as many rounds as there is time for, and then of fewer."""
+        goal_s = self._packed.best.seconds + self._latency_s
+        most = _FINEST * self._packed.best.seconds / self._latency_s
+        tried = 0
+        for rounds in _MANY_ROUNDS:
+            if best_s <= goal_s * CLOSE or tried == _TRIES:
+                return
+            work_s = rounds * sum(_work_s(route) for _, route in self._routes)
+            if rounds > most or work_s > self._budget.left_s:
+                continue
+            found = self._with_more_routes(rounds, self._solved(rounds, work_s), work_s)
+            if found is None or found.plan.seconds + self._latency_s >= best_s:
+                continue
+            work_s = sum(map(_planned_work_s, found.plan.routes))
+            if work_s > _MOST_WORK_S or not self._budget.take(work_s):
+                continue
+            program = routed(self._demand, self._flow, found.plan)
+            seconds = simulate_seconds(program, self._topology)
+            best_s, tried = min(best_s, seconds), tried + 1
+            yield Candidate(f"timed in {rounds} rounds", program, seconds)
+
+    def _solved(self, rounds: int, work_s: float) -> Timed | None:
+        """Rates for so many rounds; None if too little time would be left for ``work_s``."""
+        round_s = self._packed.best.seconds / rounds
+        count = num_variables(self._topology, self._routes, rounds, round_s)
+        cost_s = _TIMED_S_PER_VARIABLE * count + _TIMED_S_PER_PAIR * count**2
+        if cost_s + work_s > self._budget.left_s or not self._budget.take(cost_s):
+            return None
+        shape, unit = self._flow.shape, self._flow.unit_bytes
+        return timed(self._topology, shape, unit, self._routes, rounds, round_s)
+
+    def _with_more_routes(self, rounds: int, found: Timed | None, work_s: float) -> Timed | None:
+        """The same or better, with routes beside the packing's where they might help."""
+        shape, least = self._flow.shape, int(_fewest_hops(self._flow, self._topology))
+        price_s = _PROGRAM_S + _PROGRAM_S_PER_COMMODITY * len(shape) * self._topology.num_devices**2
+        packer = Packer(self._network, shape)
+        for hops in range(least + 1, least + _MORE_HOPS):
+            late = found is not None and found.plan.seconds > self._packed.best.seconds * _NOT_LATE
+            if not late or not self._budget.take(price_s):
+                break
+            before = self._routes
+            routes = [(plan.commodity, plan.route) for plan in found.plan.routes]
+            self._routes = tuple(dict.fromkeys([*routes, *packer.cheapest(found.prices, hops)]))
+            better = self._solved(rounds, work_s)
+            if better is None or better.plan.seconds >= found.plan.seconds:
+                self._routes = before
+            else:
+                found = better
+        return found
 
 
-def _streamed(
-    demand: Demand, flow: Flow, packing: Packing, topology: Topology, budget: Budget, best_s: float
-) -> Iterator[Candidate]:
-    used, network = packing.used, network_of(topology)
-    moves = sum(len(route.steps) for _, route, _ in used)  # in each round
-    limits = (
-        packing.seconds / float(network.latencies_s.min()),
-        _MOST_MOVES / moves,
-        budget.left_s / (_S_PER_MOVE * moves),
+def program_work_s(program: ExchangeProgram) -> float:
+    """Seconds to build, simulate and verify a program, about."""
+    moves = [move for moves in program.rounds for move in moves]
+    return _S_PER_MOVE * len(moves) + _S_PER_SOURCE * sum(len(move.sources) for move in moves)
+
+
+def _work_s(route: Route) -> float:
+    """Seconds to build, simulate and verify what moves along a route in one round."""
+    return sum(_S_PER_MOVE + _S_PER_SOURCE * len(step.reads) for step in route.steps)
+
+
+def _planned_work_s(plan: RoutePlan) -> float:
+    """The same for all rounds of a plan."""
+    active = (np.diff(plan.done, axis=1, prepend=0.0) > 0).sum(axis=1).tolist()
+    return sum(
+        active[step.stage] * (_S_PER_MOVE + _S_PER_SOURCE * len(step.reads)) for step in plan.route.steps
     )
-    chunks = max((number for number in _CHUNKS if number <= min(limits)), default=0)
-    if not chunks or not budget.take(_S_PER_MOVE * moves * chunks):
-        return
-    plan = streamed(used, packing.seconds, chunks, 1, network)
-    if best_s <= plan.seconds + float(network.latencies_s.min()):
-        return
-    program = routed(demand, flow, plan)
-    yield Candidate(f"packed and streamed in {chunks} chunks", program, simulate_seconds(program, topology))

@@ -230,6 +230,12 @@ class Packer:
             found.append((route, max(0.0, price)))
         return found
 
+    def cheapest(self, prices: np.ndarray, hops: int) -> list[tuple[int, Route]]:
+        """The cheapest route of each commodity where a byte on each resource costs ``prices``, ``[R]``."""
+        scaled = prices / (float(prices @ self._capacities) or 1.0)
+        found = self._routes_for(scaled[None], hops, range(len(self._commodities)))
+        return [(number, route) for number, (route, _) in enumerate(found)]
+
     def _add(self, number: int, route: Route) -> bool:
         """Add a route; whether it is new."""
         if (number, route) in self._routes:

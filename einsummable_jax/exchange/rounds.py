@@ -1,4 +1,4 @@
-"""When each share of each route moves: rounds as a linear program over time, or a steady stream of chunks.
+"""When each share of each route moves: few rounds, latencies left out, as a linear program over time.
 
 Collectives as programs over rounds are the subject of SCCL (Cai et al., PPoPP 2021) and TACCL (Shah et al.,
 NSDI 2023), as flows over time of TE-CCL (Liu et al., SIGCOMM 2024). Routes are already known here, so that
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +22,6 @@ from einsummable_jax.topology import Topology
 
 _NOTHING = 1e-7
 """Shares of a commodity below this are left out."""
-_LATE = 0.7
-"""Latencies that add up to this part of a round are waited for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,14 +42,6 @@ class RoutePlan:
     share: float
     done: np.ndarray
 
-    def refined(self, parts: Sequence[int]) -> RoutePlan:
-        """The same with each round cut in so many equal ones."""
-        ends = np.arange(1, len(parts) + 1)
-        cuts = [np.arange(1, count + 1) / count + number for number, count in enumerate(parts)]
-        places, ends = np.concatenate(cuts), np.arange(len(parts) + 1)
-        done = [np.interp(places, ends, np.append(0.0, stage)) for stage in self.done]
-        return dataclasses.replace(self, done=np.array(done))
-
 
 @dataclasses.dataclass(frozen=True)
 class RoundPlan:
@@ -61,60 +50,19 @@ class RoundPlan:
     Attributes:
       seconds: Sum over rounds of the time of the busiest resource, latencies left out.
       routes: The routes used.
-      lengths: Parts of ``seconds`` that each round takes.
     """
 
     seconds: float
     routes: tuple[RoutePlan, ...]
-    lengths: tuple[float, ...]
-
-    def refined(self, rounds: int) -> RoundPlan:
-        """About so many rounds instead, equally long ones, made by cutting the long ones of this plan.
-
-        A stage then lags as many rounds behind the one before as a round has been cut in.
-        """
-        parts = [max(1, round(length * rounds)) for length in self.lengths]
-        lengths = [length / n for length, n in zip(self.lengths, parts, strict=True) for _ in range(n)]
-        return RoundPlan(self.seconds, tuple(r.refined(parts) for r in self.routes), tuple(lengths))
 
 
-def streamed(
-    routes: Sequence[tuple[int, Route, float]],
-    seconds: float,
-    chunks: int,
-    lag: int,
-    network: Network | None = None,
-) -> RoundPlan:
-    """Every route sends ``chunks`` equal chunks, one a round; each stage ``lag`` rounds after the one before.
-
-    Args:
-      routes: Commodity, route, and the part of the commodity that it carries.
-      seconds: Time of the busiest resource for all of it.
-      chunks: Number of chunks.
-      lag: Rounds between a stage and the next.
-      network: If given, stages lag behind more where latencies add up to nearly a round or more: other moves
-        of a device would have to wait for what is late.
-    """
-    starts = [_starts(route, lag, seconds / chunks, network) for _, route, _ in routes]
-    rounds = chunks + max(int(some[-1]) for some in starts)
-    plans = []
-    for (number, route, share), some in zip(routes, starts, strict=True):
-        done = np.clip((np.arange(rounds)[None] + 1 - some[:, None]) / chunks, 0.0, 1.0)
-        plans.append(RoutePlan(number, route, share, done))
-    return RoundPlan(seconds * rounds / chunks, tuple(plans), (1 / rounds,) * rounds)
-
-
-def _starts(route: Route, lag: int, round_s: float, network: Network | None) -> np.ndarray:
-    """The round in which each stage of a route begins."""
-    starts, late_s = [0], 0.0
-    for edges in route.stage_edges[:-1]:
-        more = 0
-        if network is not None and edges:
-            late_s += max(network.latencies_s[network.edge_numbers[edge]] for edge in edges)
-            if late_s > _LATE * round_s:
-                more, late_s = math.ceil(late_s / round_s), 0.0
-        starts.append(starts[-1] + lag + more)
-    return np.array(starts)
+def stage_load(network: Network, route: Route, stage: int) -> np.ndarray:
+    """How often a stage uses each resource, and then each memory for local aggregation, ``[R + n]``."""
+    numbers = [network.edge_numbers[edge] for edge in route.stage_edges[stage]]
+    memories = np.zeros(network.num_devices)
+    for device, times in route.stage_touches[stage].items():
+        memories[device] = times
+    return np.append(network.uses[:, numbers].sum(axis=1), memories)
 
 
 @functools.lru_cache(maxsize=512)
@@ -200,10 +148,7 @@ class _Program:
             share = float(moved[0].sum())
             if share > _NOTHING:
                 plans.append(RoutePlan(number, route, share, self._done(moved)))
-        lengths = np.maximum(found.x[self._count :], 0.0)
-        return RoundPlan(
-            float(found.fun) * total / fastest, tuple(plans), tuple((lengths / lengths.sum()).tolist())
-        )
+        return RoundPlan(float(found.fun) * total / fastest, tuple(plans))
 
     def _done(self, moved: np.ndarray) -> np.ndarray:
         """`RoutePlan.done` from what each stage moves in each round, rid of the solver's tolerances."""
@@ -225,7 +170,7 @@ class _Program:
         rows, columns, values = [], [], []
         for (number, route), firsts, span in zip(self._routes, self._firsts, self._spans, strict=True):
             for stage in range(route.num_stages):
-                load = self._load(route, stage)
+                load = stage_load(network, route, stage)
                 used = np.flatnonzero(load)
                 for offset in range(span):
                     rows.append((self._lag * stage + offset) * len(load) + used)
@@ -237,14 +182,6 @@ class _Program:
             values.append(-capacities)
         height = self._rounds * len(capacities)
         return self._matrix(rows, columns, values, height), np.zeros(height)
-
-    def _load(self, route: Route, stage: int) -> np.ndarray:
-        """How often a stage uses each resource, and then each memory for what no connection carries."""
-        numbers = [self._network.edge_numbers[edge] for edge in route.stage_edges[stage]]
-        memories = np.zeros(self._network.num_devices)
-        for device, times in route.stage_touches[stage].items():
-            memories[device] = times
-        return np.append(self._network.uses[:, numbers].sum(axis=1), memories)
 
     def _order_rows(self) -> tuple[sparse.csr_matrix, np.ndarray]:
         """What a stage has done up to a round, less what the stage before had done ``lag`` rounds earlier."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
 from einsummable_jax.exchange.builder import ProgramBuilder
 from einsummable_jax.exchange.commodities import Commodity, Flow, WantedPiece
 from einsummable_jax.exchange.line import Line
+from einsummable_jax.exchange.pieces import Holder
 from einsummable_jax.exchange.program import ExchangeProgram, Slice
 from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan
 from einsummable_jax.exchange.routes import Route, Step, Value
@@ -90,10 +90,10 @@ _Chunk = tuple[int, list[tuple[WantedPiece, Box]]]
 
 def _chunks(plan: RoutePlan, line: Line, narrowest: int) -> Iterator[list[_Chunk]]:
     """For each stage of a route what it moves in which round."""
-    ends = [sorted({*stage} - {0.0}) for stage in plan.done.tolist()]
-    if len(ends[0]) > 1 and all(some == ends[0] for some in ends):
-        chunks = line.chunks([end * line.length for end in ends[0]], narrowest)
-        numbers = {end: number for number, end in enumerate([0.0, *ends[0]])}
+    ends = sorted({*plan.done.ravel().tolist()} - {0.0})
+    if 1 < len(ends) <= plan.done.shape[1]:
+        chunks = line.chunks([end * line.length for end in ends], narrowest)
+        numbers = {end: number for number, end in enumerate([0.0, *ends])}
         for stage in plan.done.tolist():
             spans = itertools.pairwise([0, *(numbers[part] for part in stage)])
             yield [(n, [cut for some in chunks[a:b] for cut in some]) for n, (a, b) in enumerate(spans)]
@@ -128,6 +128,8 @@ class _Places:
         self._groups = commodity.groups
         self._route = route
         self._scratch: dict[tuple[int, Value, Box], Slice] = {}
+        self._owned: dict[tuple[int, Box], list[Holder]] = {}
+        """The parts of each piece, by its box, that a device supplies."""
         self._hulls: dict[Box, Box] = {}
         """What of each piece, by its box, the route moves."""
         for wanted, box in boxes:
@@ -146,11 +148,14 @@ class _Places:
 
     def _own(self, device: int, wanted: WantedPiece, box: Box) -> list[Slice]:
         """The parts that ``device`` supplies."""
-        found = []
-        for part in wanted.piece.parts:
-            if self._supplies(device, frozenset(holder for holder, _ in part)):
-                found.append(self._builder.input(next(h for h in part if h[0] == device), box))
-        return found
+        key = device, wanted.piece.box
+        if key not in self._owned:
+            self._owned[key] = [
+                next(holder for holder in part if holder[0] == device)
+                for part in wanted.piece.parts
+                if self._supplies(device, frozenset(holder for holder, _ in part))
+            ]
+        return [self._builder.input(holder, box) for holder in self._owned[key]]
 
     def _supplies(self, device: int, holders: frozenset[int]) -> bool:
         if len(self._groups) == 1:  # every owner has all parts itself
@@ -166,7 +171,8 @@ class _Places:
         key = device, value, wanted.piece.box
         if key not in self._scratch:
             self._scratch[key] = self._builder.scratch(device, hull.shape)
-        return dataclasses.replace(self._scratch[key], box=box.relative_to(hull))
+        place = self._scratch[key]
+        return Slice(device, place.space, place.buffer, box.relative_to(hull))
 
 
 def _hull(left: Box, right: Box) -> Box:

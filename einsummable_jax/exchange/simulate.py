@@ -31,6 +31,8 @@ _LEAST = 0.05
 """A move starts when its connections have at least this part of what it could use to spare."""
 _ROUNDING = 1e-9
 """Rates and times that differ by less than this share count as equal."""
+_NOTHING = 1.0
+"""A connection with less than this to spare, bytes/s, has nothing to spare."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class _Work:
       place: Its round, and its position there.
       size: Bytes that it writes.
       uses: The resources it takes, and how many times its own rate it takes of each.
+      mask: The resources as a set of bits.
       delay_s: How long after it is sent it arrives.
       is_remote: Whether it reads from another device.
       batch: The batch it is in.
@@ -161,6 +164,7 @@ class _Work:
     place: tuple[int, int]
     size: int
     uses: tuple[tuple[int, int], ...]
+    mask: int
     delay_s: float
     is_remote: bool
     batch: _Batch
@@ -215,7 +219,8 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
             batch = batches.setdefault(device, _Batch())
             size = _size(move, program)
             place = round_number, position
-            work = _Work(number, place, size, tuple(uses.items()), delay_s, is_remote, batch)
+            mask = sum(1 << resource for resource in uses)
+            work = _Work(number, place, size, tuple(uses.items()), mask, delay_s, is_remote, batch)
             for resource, times in work.uses:
                 load[resource] += times * size
             batch.moves.append(work)
@@ -237,23 +242,25 @@ def _work_of(program: ExchangeProgram, topology: Topology) -> list[_Work] | None
 
 
 class _Network:
-    """What connections have to spare, and the moves under way."""
+    """What connections have to spare, and the moves under way.
+
+    Attributes:
+      full: The resources that have nothing to spare, as a set of bits.
+    """
 
     def __init__(self, capacities: list[float]) -> None:
         self._free = list(capacities)
+        self.full = 0
         self.events: list[tuple[float, int, int, int, _Work]] = []
         """Time, whether a move arrives then (or is sent), its number, how often its rate had changed."""
         self._slow: list[_Work] = []
 
-    def start(self, move: _Work, now: float, taken: list[bool]) -> bool:
-        """Let a move start if there is anything to spare for it."""
-        free, spare, least = self._free, math.inf, _LEAST * move.planned
-        for resource, times in move.uses:
-            rate = 0.0 if taken[resource] else free[resource] / times
-            if rate < least:
-                return False
-            if rate < spare:
-                spare = rate
+    def start(self, move: _Work, now: float) -> bool:
+        """Let a move start if there is enough to spare for it."""
+        free = self._free
+        spare = min([free[resource] / times for resource, times in move.uses])
+        if spare < _LEAST * move.planned:
+            return False
         move.start_s = move.changed_s = now
         self._set_rate(move, min(spare, move.planned), now)
         if move.rate < move.planned * (1 - _ROUNDING):
@@ -266,7 +273,10 @@ class _Network:
         for move in self._slow:
             if move.left <= 0:
                 continue
-            spare = min(self._free[r] / times for r, times in move.uses)
+            if move.mask & self.full:
+                still.append(move)
+                continue
+            spare = min([self._free[r] / times for r, times in move.uses])
             if spare > _LEAST * move.planned:
                 move.left -= move.rate * (now - move.changed_s)
                 self._set_rate(move, min(spare + move.rate, move.planned), now)
@@ -277,6 +287,8 @@ class _Network:
     def _set_rate(self, move: _Work, rate: float, now: float) -> None:
         for resource, times in move.uses:
             self._free[resource] -= times * (rate - move.rate)
+            if self._free[resource] < _NOTHING:
+                self.full |= 1 << resource
         move.rate, move.changed_s = rate, now
         move.version += 1
         heapq.heappush(self.events, (now + move.left / rate, 0, move.number, move.version, move))
@@ -286,6 +298,8 @@ class _Network:
         move.left = 0.0
         for resource, times in move.uses:
             self._free[resource] += times * move.rate
+            if self._free[resource] >= _NOTHING:
+                self.full &= ~(1 << resource)
 
 
 def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
@@ -294,14 +308,13 @@ def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
     events = network.events
     waiting = [move for move in work if move.batch.open and not move.missing]
     transfers: list[Transfer] = []
-    now, resources = 0.0, len(_capacities(topology))
+    now = 0.0
     while waiting or events:
-        taken, still, opened = [False] * resources, [], []
+        still, opened, taken = [], [], 0
         network.hasten(now)
         for move in waiting:
-            if not network.start(move, now, taken):
-                for resource, _ in move.uses:
-                    taken[resource] = True  # by whoever has waited for it first
+            if move.mask & (taken | network.full) or not network.start(move, now):
+                taken |= move.mask  # by whoever has waited for it first
                 still.append(move)
                 continue
             move.batch.unstarted -= 1
@@ -312,22 +325,25 @@ def _transfers(work: list[_Work], topology: Topology) -> list[Transfer]:
         if opened:
             waiting = sorted(still + opened, key=lambda move: move.number)
             continue
-        now, arrived = events[0][0], []
-        while events and events[0][0] <= now * (1 + _ROUNDING):
-            time_s, arrives, number, version, move = heapq.heappop(events)
-            if arrives:
-                for other in move.readers:
-                    other.missing -= 1
-                    if not other.missing and other.batch.open:
-                        arrived.append(other)
-                continue
-            if version != move.version:
-                continue
-            network.sent(move)
-            arrival_s = time_s + move.delay_s
-            transfers.append(Transfer(*move.place, move.start_s, time_s, arrival_s))
-            if move.readers:
-                heapq.heappush(events, (arrival_s, 1, number, 0, move))
+        arrived, freed = [], False
+        while events and not (arrived or freed):
+            now = events[0][0]
+            while events and events[0][0] <= now * (1 + _ROUNDING):
+                time_s, arrives, number, version, move = heapq.heappop(events)
+                if arrives:
+                    for other in move.readers:
+                        other.missing -= 1
+                        if not other.missing and other.batch.open:
+                            arrived.append(other)
+                    continue
+                if version != move.version:
+                    continue
+                network.sent(move)
+                freed = True
+                arrival_s = time_s + move.delay_s
+                transfers.append(Transfer(*move.place, move.start_s, time_s, arrival_s))
+                if move.readers:
+                    heapq.heappush(events, (arrival_s, 1, number, 0, move))
         if arrived:
             waiting = sorted(waiting + arrived, key=lambda move: move.number)
     return transfers

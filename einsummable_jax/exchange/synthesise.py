@@ -32,7 +32,14 @@ from collections.abc import Callable, Iterator
 from einsummable_jax.exchange.bounds import lower_bound_s
 from einsummable_jax.exchange.commodities import Flow, flow_of
 from einsummable_jax.exchange.errors import ExchangeError
-from einsummable_jax.exchange.packed import CLOSE, Budget, Candidate, pack, packed_candidates
+from einsummable_jax.exchange.packed import (
+    CLOSE,
+    Budget,
+    Candidate,
+    pack,
+    packed_candidates,
+    program_work_s,
+)
 from einsummable_jax.exchange.phases import in_two_phases, joined
 from einsummable_jax.exchange.pieces import TileIndex
 from einsummable_jax.exchange.program import ExchangeProgram
@@ -49,6 +56,10 @@ _FEW = 4
 """With so many commodities at most two phases are tried before one, else after it."""
 _FAR = 1.02
 """Ratio to the packing's time from which on they are tried at all then."""
+_AGAIN = 4.0
+"""How many times what the simple candidates took must be left for two phases: each begins with its own."""
+_PHASE = 0.28
+"""Part of the budget for each of two phases; what is left is for both joined."""
 _SAME = 1.01
 """Times whose ratio is below this count as equal in one memory: the model is not more exact than that."""
 _SAME_ROUTED = 1.001
@@ -87,7 +98,9 @@ def best_candidate(
     few_bytes = objective == "bytes"
     found = list(_simple(demand, index, topology, few_bytes))
     if not few_bytes and not topology.shared:
-        found += _routed(demand, index, topology, found, Budget(budget_s))
+        budget = Budget(budget_s)
+        budget.take(min(budget_s, sum(program_work_s(candidate.program) for candidate in found)))
+        found += _routed(demand, index, topology, found, budget)
     fastest_s = min(candidate.seconds for candidate in found)
     if math.isinf(fastest_s):
         raise ExchangeError(f"{topology.name} does not connect all devices that must exchange something")
@@ -164,7 +177,9 @@ def _routed(
     for candidate in packed_candidates(demand, flow, packed, topology, budget, best_s):
         best_s = min(best_s, candidate.seconds)
         yield candidate
-    if sums and len(flow.commodities) > _FEW and best_s > (packed.best.seconds + topology.latency_s) * _FAR:
+    far = best_s > (packed.best.seconds + topology.latency_s) * _FAR
+    again_s = _AGAIN * sum(program_work_s(candidate.program) for candidate in simple)
+    if sums and len(flow.commodities) > _FEW and far and budget.left_s > again_s:
         yield from _in_two_phases(demand, flow, topology, bound_s, best_s, budget)
 
 
@@ -174,8 +189,8 @@ def _in_two_phases(
     packed = pack(flow, topology, bound_s, best_s, budget, two_phases=True)
     if packed is None:
         return
-    share_s = budget.left_s / 3
+    share_s = budget.left_s * _PHASE
     phases = in_two_phases(demand, flow, packed.best.used)
     both = joined(*(best_candidate(phase, topology, "time", share_s).program for phase in phases))
-    budget.take(2 * share_s)
+    budget.take(budget.left_s)
     yield Candidate("two phases", both, simulate_seconds(both, topology))

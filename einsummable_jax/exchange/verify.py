@@ -184,6 +184,8 @@ def _read(source: Slice, destination: Slice, contents: _Contents) -> list[_Fragm
         raise ExchangeError(
             f"of {_volume(bounds)} elements read from {name}, {volume} were written in earlier rounds"
         )
+    if len({(fragment.shift, fragment.parts) for fragment in found}) == 1:  # they make up the whole box
+        return [_Fragment(destination.box.bounds, found[0].shift, found[0].parts)]
     return found
 
 

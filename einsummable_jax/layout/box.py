@@ -52,12 +52,12 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extent along each dimension."""
-        return tuple(stop - start for start, stop in self.bounds)
+        return tuple([stop - start for start, stop in self.bounds])
 
     @property
     def volume(self) -> int:
         """Number of points."""
-        return math.prod(stop - start for start, stop in self.bounds)
+        return math.prod([stop - start for start, stop in self.bounds])
 
     @property
     def is_empty(self) -> bool:
@@ -97,7 +97,8 @@ class Box:
 
     def relative_to(self, origin: Box) -> Box:
         """This box in the coordinates of ``origin``, whose first index becomes zero."""
-        return Box(tuple((a - o, b - o) for (a, b), (o, _) in zip(self.bounds, origin.bounds, strict=True)))
+        pairs = zip(self.bounds, origin.bounds, strict=True)
+        return Box(tuple([(a - o, b - o) for (a, b), (o, _) in pairs]))
 
     def slices(self) -> tuple[slice, ...]:
         """The box as an index for a numpy array."""
