@@ -58,7 +58,7 @@ _FAR = 1.02
 """Ratio to the packing's time from which on they are tried at all then."""
 _AGAIN = 4.0
 """How many times what the simple candidates took must be left for two phases: each begins with its own."""
-_PHASE = 0.28
+_PHASE = 0.3
 """Part of the budget for each of two phases; what is left is for both joined."""
 _SAME = 1.01
 """Times whose ratio is below this count as equal in one memory: the model is not more exact than that."""
@@ -192,5 +192,5 @@ def _in_two_phases(
     share_s = budget.left_s * _PHASE
     phases = in_two_phases(demand, flow, packed.best.used)
     both = joined(*(best_candidate(phase, topology, "time", share_s).program for phase in phases))
-    budget.take(budget.left_s)
+    budget.take(min(budget.left_s, 2 * share_s + program_work_s(both)))
     yield Candidate("two phases", both, simulate_seconds(both, topology))

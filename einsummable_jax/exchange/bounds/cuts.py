@@ -9,11 +9,10 @@ and then those of a way from ``v`` to a needer, at least ``rest[v]`` together wi
 ``T`` seconds, it has been sent by ``T - rest``. So a connection out of ``S`` carries these bytes only between
 these times, and at every time ``t`` all connections together carry at most what those can that may be used
 then: a capacity ``C(t)``, which is less than ``C``, that of all, in the beginning and in the end. The bytes
-are at most the integral of ``C(t)``. If ``T`` is at least ``D``, the largest ``ready`` and the largest
-``rest`` together, that is ``C T`` less what is lacking in the beginning and in the end, so ``T`` is at least
-some ``T'``; in any case it is at least the smaller of ``T'`` and ``D``. Moreover all connections carry these
-bytes for at most ``T`` less the smallest ``rest``, and at rate ``C`` at most: where the bound from that
-reaches ``D``, ``T`` is at least ``T'``.
+are at most the integral of ``C(t)`` from 0 to ``T``. If ``T`` is at least ``D``, the largest ``ready`` and
+the largest ``rest`` together, that is ``C T`` less what is lacking in the beginning and in the end, which
+gives a least ``T``. Whether it is at least ``D`` a weaker bound must say: all connections carry these bytes
+within ``T`` less the smallest ``rest``, at rate ``C`` at most. Where that does not reach ``D``, it must do.
 
 Of the elements that cross, leaving out those that are near their needers leaves less to carry and more time
 in which nothing can be carried: each such choice is a bound.
@@ -32,7 +31,7 @@ from einsummable_jax.topology import Topology
 
 _ALL_SIDES = 10
 """Up to so many devices every way to cut them in two is tried."""
-_MOST_TIMES = 8
+_MOST_TIMES = 16
 """Latencies of more different lengths count as the next shorter of so many."""
 
 
@@ -104,8 +103,7 @@ class _Crossing:
             once = held / capacity + np.where(crosses, after, np.inf).min(axis=(1, 2))
             lacking = sum(self._lacking(links, crosses, times, capacity) for times in (before, after))
             most = sum(np.where(crosses, times, 0.0).max(axis=(1, 2)) for times in (before, after))
-            integral = (held + lacking) / capacity
-            seconds = np.maximum(once, np.where(once >= most, integral, np.minimum(integral, most)))
+            seconds = np.where(once >= most, np.maximum(once, (held + lacking) / capacity), once)
         return np.where(held > 0, seconds, 0.0)
 
     def _rounded(self, times_s: np.ndarray) -> np.ndarray:
