@@ -17,8 +17,8 @@ from einsummable_jax.topology import machine
 from experiments.exchange_demands import collectives, irregular
 
 synthesis = importlib.import_module("einsummable_jax.exchange.synthesise")
-_BOXES = 1.25
-"""Moves of pieces that are more than one box each are more than their estimate, up to this many times."""
+_BOXES = 1.02
+"""Pieces that are more than one box move in more moves than is thought before they are made."""
 
 
 class Clock:
@@ -48,7 +48,7 @@ def _timed_s(result: Any, topology: Any, shape: Any, unit: int, routes: Any, rou
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "budget_s"), [("dgx_v100", 3, 0.3), ("two_hosts", 7, 0.6), ("dgx_v100", -1, 0.1)]
+    ("name", "seed", "budget_s"), [("dgx_v100", 0, 0.7), ("two_hosts", 7, 0.6), ("dgx_v100", -1, 0.5)]
 )
 def test_no_more_is_done_than_the_budget_allows(monkeypatch, name, seed, budget_s):
     topology, clock = machine(name), Clock()
@@ -71,5 +71,5 @@ def test_no_more_is_done_than_the_budget_allows(monkeypatch, name, seed, budget_
     monkeypatch.setattr(synthesis, "best_candidate", synthesis.best_candidate.__wrapped__)
     steps.packer_after.cache_clear()
     synthesis.best_candidate(demand, topology, "time", budget_s)
-    assert simple.seconds < 0.3
-    assert 0.3 * budget_s < clock.seconds + simple.seconds < _BOXES * budget_s + simple.seconds
+    assert simple.seconds < budget_s / 2
+    assert 0.5 * budget_s < clock.seconds + simple.seconds <= _BOXES * budget_s
