@@ -246,8 +246,9 @@ class _TimedSearch:
         price_s = _PROGRAM_S + _PROGRAM_S_PER_COMMODITY * len(shape) * self._topology.num_devices**2
         packer = Packer(self._network, shape)
         for hops in range(least + 1, least + _MORE_HOPS):
-            late = found is not None and found.plan.seconds > self._packed.best.seconds * _NOT_LATE
-            if not late or not self._budget.take(price_s):
+            if found is None or found.plan.seconds <= self._packed.best.seconds * _NOT_LATE:
+                break
+            if not self._budget.take(price_s):
                 break
             before = self._routes
             routes = [(plan.commodity, plan.route) for plan in found.plan.routes]
