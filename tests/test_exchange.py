@@ -56,7 +56,7 @@ def test_an_output_is_not_copied_from_one_that_is_a_copy_itself():
         assert_delivers(make(demand, TileIndex(held), machine("dgx_a100", 2)), demand)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(demands(), st.sampled_from([*MACHINES, CHEAP_ROUNDS]))
 def test_synthesised_programs_deliver(demand, topology):
     assert_delivers(synthesise(demand, on(topology, demand.source.num_devices), budget_s=0.05), demand)
@@ -87,7 +87,7 @@ def test_every_schedule_delivers(demand, owners):
     assert_delivers(program, demand)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(demands())
 def test_programs_respect_the_bounds(demand):
     topology = on(CHEAP_ROUNDS, demand.source.num_devices)
