@@ -8,8 +8,9 @@ simulated (`einsummable_jax.exchange.simulate`). "naive" is the direct schedule,
 widest links, "two-shot" scatters or reduce-scatters what several devices need, then gathers it. A gap is how
 much longer ours takes than the bound, as a fraction. The bound is the largest of the five. Of those on what
 connections carry that is the linear program's: it holds the worst cuts from the start. The cuts' own figure
-is larger where what crosses one has a longer way than the nearest devices (between two hosts), which the
-linear program does not know; and where memories are slow, the ports' is. "trees" is for comparison only: no
+is larger where what crosses one has a longer way than the nearest devices (between two hosts), or comes to
+some connections only through relays, which the linear program does not know; and where memories are slow, the
+ports' is. "trees" is for comparison only: no
 schedule comes below it that sums each element on one device and hands it out from there, along trees of at
 most four hops each; others might.
 

@@ -50,10 +50,10 @@ def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = N
     """The lower bounds of ``demand``.
 
     No connection carries anything during the least latency, before the first bytes arrive or after the last
-    ones are sent, so the bounds on what connections carry grow by that, that of a cut by the least latency of
-    what crosses it. The linear program holds the worst cuts, so but for that difference it is the largest of
-    the bounds on what connections carry. Where devices share one memory, that
-    is their one connection, and what it carries is the bound by all arguments but the latency.
+    ones are sent, so the bounds on what connections carry grow by that, that of a cut by the latencies of the
+    ways to it and from it (`bounds.cuts`). The linear program holds the worst cuts, so but for latencies it is
+    the largest of the bounds on what connections carry. Where devices share one memory, that is their one
+    connection, and what it carries is the bound by all arguments but the latency.
     """
     index = index or TileIndex(demand.source)
     if topology.shared:
