@@ -51,8 +51,8 @@ def lower_bounds(demand: Demand, topology: Topology, index: TileIndex | None = N
 
     No connection carries anything during the least latency, before the first bytes arrive or after the last
     ones are sent, so the bounds on what connections carry grow by that, that of a cut by the latencies of the
-    ways to it and from it (`bounds.cuts`). The linear program holds the worst cuts, so but for latencies it is
-    the largest of the bounds on what connections carry. Where devices share one memory, that is their one
+    ways to it and from it (`bounds.cuts`). The linear program holds the worst cuts, so but for latencies it
+    is the largest of the bounds on what connections carry. Where devices share one memory, that is their one
     connection, and what it carries is the bound by all arguments but the latency.
     """
     index = index or TileIndex(demand.source)
