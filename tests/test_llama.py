@@ -20,7 +20,7 @@ SIZES = {"even": (EVEN, 8, 16), "odd": (ODD, 3, 7)}
 OPTIMIZER = optax.adamw(1e-2)
 KEEP_GRADIENTS = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params),
-    lambda gradients, state, params=None: (gradients, gradients),
+    lambda updates, state, params=None: (updates, updates),
 )
 """Hands gradients on as they are, and leaves them in its state."""
 
