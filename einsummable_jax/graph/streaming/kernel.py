@@ -15,6 +15,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
+from einsummable_jax.graph.streaming.contractions import contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -361,7 +362,11 @@ class _Sweep:
             else:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
-        results = list(spec.kernel(call, *operands))
+        if op.primitive == "dot_general":
+            large = index in self.swept.members
+            results = [contracted(op, call, *operands, large=large)]
+        else:
+            results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
 
