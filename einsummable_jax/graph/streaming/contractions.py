@@ -8,6 +8,8 @@ smaller; in the latter case more pieces cost nothing.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,13 +17,17 @@ from jax import lax
 from einsummable_jax.graph.graph import Operation
 from einsummable_jax.graph.spec import LocalCall
 
+PIECE = 32
+"""Terms of a piece where the result is small."""
+FINE_PIECE = 16
+"""Terms of a piece where the result is a tile of a large tensor of which masks leave little."""
+FEW_TERMS = 128
+"""Where masks leave at most so many terms of each result, the errors of each of them count."""
 LONG = 32
-"""Shorter contractions gain nothing from being added up in pieces."""
-PIECE = 64
-"""What pieces have, at most, where the result is small."""
+"""Shorter contractions gain nothing from two pieces."""
 
 
-def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, large: bool) -> jax.Array:
+def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int | None) -> jax.Array:
     """What a ``dot_general`` makes of two tiles.
 
     Args:
@@ -29,19 +35,27 @@ def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, large
       call: Its kernel call for the tiles.
       x: Its first operand.
       y: The second.
-      large: Whether the result is a tile of a large tensor: then there are at most two pieces.
+      piece: The most terms of a piece; None: there are at most two pieces.
     """
     (lhs, rhs), _ = op.params["dimension_numbers"]
-    length = x.shape[lhs[0]] if len(lhs) == 1 else 0
-    count = 1 if length < LONG else 2 if large else -(-length // PIECE)
+    kernel, length = op.spec.kernel, x.shape[lhs[0]] if len(lhs) == 1 else 1
+    count = (2 if length >= LONG else 1) if piece is None else -(-length // piece)
+    if count == 1 or not _is_wide(op, x, y):
+        return kernel(call, x, y)[0]
     edges = [length * i // count for i in range(count + 1)]
-    parts = [(x, y)]
-    if count > 1 and op.params["preferred_element_type"] in (None, jnp.float32) and y.dtype != jnp.bfloat16:
-        parts = [
-            (lax.slice_in_dim(x, *piece, axis=lhs[0]), lax.slice_in_dim(y, *piece, axis=rhs[0]))
-            for piece in zip(edges, edges[1:], strict=False)
-        ]
-    found = [op.spec.kernel(call, *part)[0] for part in parts]
+    found = [
+        kernel(
+            call,
+            lax.slice_in_dim(x, start, stop, axis=lhs[0]),
+            lax.slice_in_dim(y, start, stop, axis=rhs[0]),
+        )[0]
+        for start, stop in itertools.pairwise(edges)
+    ]
     while len(found) > 1:
-        found = [sum(found[i + 1 : i + 2], found[i]) for i in range(0, len(found), 2)]
+        found = [a + b for a, b in zip(found[::2], found[1::2], strict=False)] + found[len(found) & ~1 :]
     return found[0]
+
+
+def _is_wide(op: Operation, x: jax.Array, y: jax.Array) -> bool:
+    """Whether the sum is not to be rounded to a smaller type."""
+    return (op.params["preferred_element_type"] or jnp.promote_types(x.dtype, y.dtype)) == jnp.float32

@@ -15,7 +15,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import contracted
+from einsummable_jax.graph.streaming.contractions import FINE_PIECE, PIECE, contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -70,6 +70,7 @@ class TileKernel:
       shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
       elements: The most that a tile may have.
+      few_terms: Whether masks leave few terms of each result (see `contractions`).
     """
 
     graph: Graph
@@ -79,6 +80,7 @@ class TileKernel:
     shared: tuple[bool, ...]
     seen: Visibility
     elements: int
+    few_terms: bool
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -364,7 +366,8 @@ class _Sweep:
                 operands.append(env[key])
         if op.primitive == "dot_general":
             large = index in self.swept.members
-            results = [contracted(op, call, *operands, large=large)]
+            piece = (FINE_PIECE if self.kernel.few_terms else None) if large else PIECE
+            results = [contracted(op, call, *operands, piece=piece)]
         else:
             results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))

@@ -11,12 +11,13 @@ from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.hull import Hull, hull_of
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
+from einsummable_jax.graph.streaming.contractions import FEW_TERMS
 from einsummable_jax.graph.streaming.kernel import MONOIDS, STREAMED, Sink, TileKernel
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
 from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
-from einsummable_jax.graph.streaming.tiling import Visibility, tile_elements, visibility
+from einsummable_jax.graph.streaming.tiling import Visibility, terms_per_result, tile_elements, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 from einsummable_jax.graph.streaming.widen import with_wide_sums
 from einsummable_jax.topology import CACHE_BYTES
@@ -77,13 +78,14 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int) -
     position = {label: i for i, label in enumerate(present)}
     shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
     within = _within(region, seen, position)
+    few = min(terms_per_result(graph, region, s, static) for s in swept.sinks) <= FEW_TERMS
     spec = JoinAggSpec(
         labels=tuple(_label(swept, sinks, label) for label in present),
         operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, few),
         flops=seen.share * _flops(graph, swept),
         within=within,
     )
