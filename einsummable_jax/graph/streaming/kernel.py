@@ -15,7 +15,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import FINE_PIECE, PIECE, contracted
+from einsummable_jax.graph.streaming.contractions import FINE_PIECE, HALF, PIECE, contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -364,14 +364,21 @@ class _Sweep:
             else:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
-        if op.primitive == "dot_general":
-            large = index in self.swept.members
-            piece = (FINE_PIECE if self.kernel.few_terms else None) if large else PIECE
+        piece = self._piece(index) if op.primitive == "dot_general" else None
+        if piece is not None:
             results = [contracted(op, call, *operands, piece=piece)]
         else:
             results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
+
+    def _piece(self, index: int) -> int | None:
+        """How many terms of a contraction are added up at a time; None: as many as there are."""
+        if self.kernel.few_terms:
+            return FINE_PIECE
+        if index in self.swept.sinks:
+            return PIECE
+        return None if self.softmax is None else HALF
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
