@@ -1,9 +1,10 @@
 """Contractions of tiles, added up in pieces.
 
 A product of matrices adds its terms one after the other, and the rounding errors of a sum grow with its
-length. Several shorter sums, added up at last, have smaller ones: XLA's products of whole arrays are, by their
-shapes, made of one to four such pieces. Where the result is much smaller than a tile, as a weighted sum of values
-is, pieces cost little; where it is a tile itself, each of them is one more tile to write and to read.
+length. Several shorter sums, added up at last, have smaller ones: XLA's products of whole arrays are, by
+their shapes, made of one to four such pieces. Where the result is much smaller than a tile, as a weighted sum
+of values is, pieces cost little; where it is a tile itself, each is one more tile to write and to read. Sums of
+products of 16-bit numbers are left alone: what was rounded before counts for more.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece
     (lhs, rhs), _ = op.params["dimension_numbers"]
     length = x.shape[lhs[0]] if len(lhs) == 1 else 1
     count = (1 + (length >= 2 * MIN_HALF)) if piece == HALF else -(-length // piece)
-    wide = (op.params["preferred_element_type"] or jnp.promote_types(x.dtype, y.dtype)) == jnp.float32
-    if count <= 1 or not wide:
+    if count <= 1 or jnp.promote_types(x.dtype, y.dtype) != jnp.float32:
         return op.spec.kernel(call, x, y)[0]
     found = [
         op.spec.kernel(
