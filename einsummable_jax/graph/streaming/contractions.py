@@ -3,8 +3,8 @@
 A product of matrices adds its terms one after the other, and the rounding errors of a sum grow with its
 length. Several shorter sums, added up at last, have smaller ones: XLA's products of whole arrays are, by
 their shapes, made of one to four such pieces. Where the result is much smaller than a tile, as a weighted sum
-of values is, pieces cost little; where it is a tile itself, each is one more tile to write and to read. Sums of
-products of 16-bit numbers are left alone: what was rounded before counts for more.
+of values is, pieces cost little; where it is a tile itself, each is one more tile to write and to read. Sums
+of products of 16-bit numbers are left alone: what was rounded before counts for more.
 """
 
 from __future__ import annotations
