@@ -66,7 +66,9 @@ def test_keys_are_cut(num_devices, keys):
     devices = jax.devices()[:num_devices]
     mesh = jax.make_mesh((num_devices,), ("x",), axis_types=(AxisType.Auto,), devices=devices)
     along_keys = NamedSharding(mesh, P(None, "x"))
-    distributed = distribute(function, devices=devices, in_layouts=(None, along_keys, along_keys), cost="bytes")
+    distributed = distribute(
+        function, devices=devices, in_layouts=(None, along_keys, along_keys), cost="bytes"
+    )
     assert ways_of_keys(distributed.plan(q, k, v)) == [num_devices]
     for ours, theirs in zip(
         jax.tree.leaves(distributed(q, k, v)), jax.tree.leaves(jax.jit(function)(q, k, v)), strict=True

@@ -1,9 +1,9 @@
 """A running softmax over a label that is cut: each part has one of its own, and these are put together.
 
-Of each part there are the maximum, the sum and the weighted sums relative to its own maximum. They are rescaled
-by the exponential of its difference to the maximum over all parts, where they are, and then summed: ordinary
-operations on small tensors, whose aggregation over parts is that of any other sum (Milakov and Gimelshein, arXiv
-1805.02867, section 3.1).
+Of each part there are the maximum, the sum and the weighted sums relative to its own maximum. They are
+rescaled by the exponential of its difference to the maximum over all parts, where they are, and then summed:
+ordinary operations on small tensors, whose aggregation over parts is that of any other sum (Milakov and
+Gimelshein, arXiv 1805.02867, section 3.1).
 
 It pays where the parts of all devices together are no larger than what is swept, so that to cut that is worth
 as much: few queries against many keys, or rows of logits over a large vocabulary.

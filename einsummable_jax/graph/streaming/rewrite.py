@@ -45,7 +45,7 @@ def stream(
       The new graph; `Graph.stored` says what is stored nevertheless.
     """
     regions, misses = find_regions(graph, min_bytes)
-    summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes))
+    summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes), _static(graph, known))
     if summed is not None and len((again := find_regions(summed, min_bytes))[1]) < len(misses):
         graph, (regions, misses) = summed, again
     missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
