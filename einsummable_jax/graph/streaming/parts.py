@@ -46,7 +46,8 @@ def part_length(graph: Graph, swept: Pass, seen: Visibility, sinks: Sequence[Sin
     read = sum(_elements(graph, tensor) for tensor, dims in swept.operands if seen.inner in dims)
     extent = swept.region.extents[seen.inner]
     peak = graph.operations[softmax.peak].results[0]
-    row_by_row = _elements(graph, softmax.shift) == _elements(graph, peak)
+    in_order = all(graph.operations[i].primitive != "transpose" for i in softmax.shift_operations)
+    row_by_row = in_order and _elements(graph, softmax.shift) == _elements(graph, peak)
     length = -(-extent // count)
     if count * made > read or length < MIN_LENGTH or not row_by_row:
         return None
