@@ -96,7 +96,7 @@ class _Factoring:
         member = self.maker[tensor]
         op = self.graph.operations[member]
         inner = [dim_labels(m, self.region.labels[member]) for m in op.spec.operands]
-        if op.primitive == "convert_element_type":
+        if op.primitive in ("convert_element_type", "transpose"):
             return self.factors(op.operands[0], inner[0], divides)
         if op.primitive == "mul" or (op.primitive == "div" and not divides):
             first = self.factors(op.operands[0], inner[0], divides)
