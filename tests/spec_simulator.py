@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -62,10 +63,10 @@ def local_call(spec: JoinAggSpec, box: Box, zero: Any) -> LocalCall:
 def run_cover(
     spec: JoinAggSpec,
     cover: Cover,
-    operands: Sequence[np.ndarray],
+    operands: Sequence[jax.Array],
     results: Sequence[tuple[tuple[int, ...], Any]],
-    traced: bool,
-) -> list[np.ndarray]:
+    zero: Any,
+) -> list[jax.Array]:
     """All kernel calls of ``cover``, their contributions aggregated and their tiles put together.
 
     Args:
@@ -73,21 +74,15 @@ def run_cover(
       cover: The iteration boxes, one kernel call each.
       operands: The whole operands.
       results: Shape and dtype of each result.
-      traced: Hand starts along cut labels to the kernels as traced scalars, as programs shared by devices do.
+      zero: 0, or a traced scalar that is: then kernels get traced starts along cut labels, as in programs
+        that devices share.
     """
-    local = [[x[spec.operand_box(i, box).slices()] for i, x in enumerate(operands)] for box in cover]
-
-    def calls(zero: Any, local: Any) -> list[list[jax.Array]]:
-        tiles: list[dict[Box, jax.Array]] = [{} for _ in results]
-        for box, arrays in zip(cover, local, strict=True):
-            outs = spec.kernel(local_call(spec, box, zero), *arrays)
-            for r, (out, (_, dtype)) in enumerate(zip(outs, results, strict=True)):
-                _aggregate(spec, tiles[r], spec.result_box(r, box), out, dtype)
-        return [list(t.values()) for t in tiles]
-
-    values = jax.jit(calls)(np.int32(0), local) if traced else calls(0, local)
-    targets = [list(dict.fromkeys(spec.result_box(r, box) for box in cover)) for r in range(len(results))]
-    tiles = [dict(zip(t, v, strict=True)) for t, v in zip(targets, values, strict=True)]
+    tiles: list[dict[Box, jax.Array]] = [{} for _ in results]
+    for box in cover:
+        arrays = [x[spec.operand_box(i, box).slices()] for i, x in enumerate(operands)]
+        outs = spec.kernel(local_call(spec, box, zero), *arrays)
+        for r, (out, (_, dtype)) in enumerate(zip(outs, results, strict=True)):
+            _aggregate(spec, tiles[r], spec.result_box(r, box), out, dtype)
     return [_assemble(t, shape, dtype) for t, (shape, dtype) in zip(tiles, results, strict=True)]
 
 
@@ -102,10 +97,10 @@ def _aggregate(
     tiles[target] = out
 
 
-def _assemble(tiles: dict[Box, Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    out, count = np.zeros(shape, dtype), np.zeros(shape, int)
+def _assemble(tiles: dict[Box, jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    out, count = jnp.zeros(shape, dtype), np.zeros(shape, int)
     for box, tile in tiles.items():
-        out[box.slices()] = np.asarray(tile)
+        out = out.at[box.slices()].set(tile)
         count[box.slices()] += 1
     assert (count == 1).all(), "tiles overlap or leave gaps"
     return out
@@ -116,15 +111,24 @@ def evaluate(
     inputs: Sequence[Any],
     cover: Callable[[JoinAggSpec], Cover],
     traced: bool = False,
-) -> list[Any]:
-    """The graph's outputs, each operation run by the cover chosen for it."""
-    values: dict[int, Any] = dict(graph.literals)
-    values.update(zip(graph.inputs, inputs, strict=True))
-    for operation in graph.operations:
-        operands = [values[n] for n in operation.operands]
-        results = [(graph.tensors[n].shape, graph.tensors[n].dtype) for n in operation.results]
-        values.update(zip(operation.results, _run(operation, operands, results, cover, traced), strict=True))
-    return [values[n] for n in graph.outputs]
+) -> list[jax.Array]:
+    """The graph's outputs, each operation run by the cover chosen for it, under one jit.
+
+    ``traced`` hands starts along cut labels to the kernels as traced scalars.
+    """
+
+    def run(zero: Any, *inputs: Any) -> list[Any]:
+        values: dict[int, Any] = {n: jnp.asarray(v) for n, v in graph.literals.items()}
+        values.update(zip(graph.inputs, inputs, strict=True))
+        for operation in graph.operations:
+            operands = [values[n] for n in operation.operands]
+            results = [(graph.tensors[n].shape, graph.tensors[n].dtype) for n in operation.results]
+            values.update(
+                zip(operation.results, _run(operation, operands, results, cover, zero), strict=True)
+            )
+        return [values[n] for n in graph.outputs]
+
+    return jax.jit(run)(np.int32(0), *inputs) if traced else jax.jit(functools.partial(run, 0))(*inputs)
 
 
 def evaluate_whole(graph: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
@@ -148,13 +152,13 @@ def _run(
     operands: list[Any],
     results: list[Any],
     cover: Callable[[JoinAggSpec], Cover],
-    traced: bool,
+    zero: Any,
 ) -> list[Any]:
     spec = operation.spec
     if not spec.has_rule:
-        return list(spec.kernel(local_call(spec, spec.space, 0), *map(jnp.asarray, operands)))
+        return list(spec.kernel(local_call(spec, spec.space, 0), *operands))
     try:
-        return run_cover(spec, cover(spec), [np.asarray(x) for x in operands], results, traced)
+        return run_cover(spec, cover(spec), operands, results, zero)
     except Exception as error:
         error.add_note(f"in {operation.primitive} of {[np.shape(x) for x in operands]} at {operation.source}")
         raise

@@ -60,7 +60,7 @@ TRANSFORMED = {
 def test_transformations(how):
     params, x = arguments()
     transform = TRANSFORMED[how]
-    close(transform(on_machine(loss))(params, x), transform(loss)(params, x))
+    close(transform(on_machine(loss))(params, x), jax.jit(transform(loss))(params, x))
 
 
 @pytest.mark.parametrize("outer", [jax.jit, lambda f: jax.jit(jax.grad(f))])
@@ -72,7 +72,7 @@ def test_nested_call_is_still_distributed(outer):
 
 def test_distribute_of_grad_and_inside_distribute():
     params, x = arguments(rows=13)
-    close(on_machine(jax.value_and_grad(loss))(params, x), jax.value_and_grad(loss)(params, x))
+    close(on_machine(jax.value_and_grad(loss))(params, x), jax.jit(jax.value_and_grad(loss))(params, x))
     inner = on_machine(loss)
     close(on_machine(lambda p, y: 2 * inner(p, y))(params, x), 2 * loss(params, x))
 

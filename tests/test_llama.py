@@ -18,6 +18,11 @@ EVEN = llama.LlamaConfig(dim=32, heads=4, kv_heads=2, ffn=48, layers=1, vocabula
 ODD = llama.LlamaConfig(dim=24, heads=4, kv_heads=2, ffn=35, layers=1, vocabulary=29, tied=False)
 SIZES = {"even": (EVEN, 8, 16), "odd": (ODD, 3, 7)}
 OPTIMIZER = optax.adamw(1e-2)
+KEEP_GRADIENTS = optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda gradients, state, params=None: (gradients, gradients),
+)
+"""Hands gradients on as they are, and leaves them in its state."""
 
 
 def forward_case(config, batch, tokens):
@@ -35,23 +40,15 @@ def decode_case(config, batch, tokens):
     return functools.partial(llama.decode_block, config=config), (params, x, cache, jnp.int32(tokens - 2))
 
 
-def gradient_case(config, batch, tokens):
+def train_step_case(config, batch, tokens):
+    """The train step of the experiment; its new state holds the gradients, too, and it returns the loss."""
     params = llama.init(np.random.default_rng(0), config)
     ids = jax.random.randint(jax.random.key(1), (batch, tokens), 0, config.vocabulary)
-    return jax.value_and_grad(functools.partial(llama.loss, config=config)), (params, ids)
+    optimizer = optax.chain(KEEP_GRADIENTS, OPTIMIZER)
+    return llama.make_train_step(config, optimizer), (params, optimizer.init(params), ids)
 
 
-def train_step_case(config, batch, tokens):
-    _, (params, ids) = gradient_case(config, batch, tokens)
-    return llama.make_train_step(config, OPTIMIZER), (params, OPTIMIZER.init(params), ids)
-
-
-FUNCTIONS = {
-    "forward": forward_case,
-    "decode": decode_case,
-    "value_and_grad": gradient_case,
-    "train_step": train_step_case,
-}
+FUNCTIONS = {"forward": forward_case, "decode": decode_case, "train_step": train_step_case}
 
 
 def slow_arithmetic(num_devices):
@@ -71,9 +68,7 @@ def case(kind, sizes):
     return function, args, jax.jit(function)(*args)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "num_devices"), [*(("odd", n) for n in (2, 3, 4, 6, 8)), *(("even", n) for n in (2, 4, 8))]
-)
+@pytest.mark.parametrize(("sizes", "num_devices"), [*(("odd", n) for n in (2, 3, 4, 6, 8)), ("even", 8)])
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_equals_one_device(kind, num_devices, sizes):
     function, args, expected = case(kind, sizes)

@@ -86,8 +86,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_predicted_peak_is_close_to_what_xla_allocates(name):
     function, args, donated = CASES[name]
-    topology = machine("dgx_a100", 8) if len(name) % 2 else None
-    distributed = einsummable_jax.distribute(function, donate_argnums=donated, topology=topology)
+    num_devices = 4 if name.startswith("train") else 8  # a large program
+    topology = machine("dgx_a100", num_devices) if len(name) % 2 else None
+    distributed = einsummable_jax.distribute(
+        function, devices=jax.devices()[:num_devices], donate_argnums=donated, topology=topology
+    )
     predicted = distributed.plan(*args).memory().peak_bytes
     assert SLACK_LOW <= predicted / xla_bytes(distributed, *args) <= SLACK_HIGH
 

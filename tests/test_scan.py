@@ -173,7 +173,7 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_device(name):
-    function, num_devices = CASES[name], random.Random(name).choice([2, 3, 6, 8])
+    function, num_devices = CASES[name], random.Random(name).choice([2, 3, 4, 5])
     found = distribute(function, devices=jax.devices()[:num_devices], topology=slow_machine(num_devices))
     assert_equal(found(W, X), jax.jit(function)(W, X))
 
