@@ -24,10 +24,12 @@ HALF = 0
 """In place of a number of terms: two pieces."""
 MIN_HALF = 16
 """Shorter halves gain nothing."""
-FINE_PIECE = 16
-"""Terms of a piece of any contraction where masks leave few terms of each result."""
+FINE_PIECE = 32
+"""The same where masks leave few terms of each result."""
+FINEST_PIECE = 16
+"""There also of what is as large as a tile: with few terms there is less work, and less cancels out."""
 FEW_TERMS = 128
-"""So many are few: with them there are fewer errors to cancel out, and less work."""
+"""So many are few."""
 
 
 def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int) -> jax.Array:

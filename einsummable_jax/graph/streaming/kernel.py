@@ -15,7 +15,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import FINE_PIECE, HALF, PIECE, contracted
+from einsummable_jax.graph.streaming.contractions import FINE_PIECE, FINEST_PIECE, HALF, PIECE, contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -414,10 +414,10 @@ class _Sweep:
 
     def _piece(self, index: int) -> int | None:
         """How many terms of a contraction are added up at a time; None: as many as there are."""
-        if self.kernel.few_terms:
-            return FINE_PIECE
         if index in self.swept.sinks:
-            return PIECE
+            return FINE_PIECE if self.kernel.few_terms else PIECE
+        if self.kernel.few_terms:
+            return FINEST_PIECE
         return None if self.softmax is None else HALF
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
