@@ -21,7 +21,7 @@ from einsummable_jax.graph.spec import LocalCall
 PIECE = 128
 """Terms of a piece where the result is small."""
 HALF = 0
-"""In place of a number of terms: two pieces."""
+"""In place of a number of terms: two pieces. Those of scores, of which few or not so many are summed up."""
 MIN_HALF = 16
 """Shorter halves gain nothing."""
 FINE_PIECE = 32
@@ -30,6 +30,8 @@ FINEST_PIECE = 16
 """There also of what is as large as a tile: with few terms there is less work, and less cancels out."""
 FEW_TERMS = 128
 """So many are few."""
+MANY_TERMS = 512
+"""With more of them, the errors of their sum outweigh those of each."""
 
 
 def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int) -> jax.Array:

@@ -15,7 +15,15 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import FINE_PIECE, FINEST_PIECE, HALF, PIECE, contracted
+from einsummable_jax.graph.streaming.contractions import (
+    FEW_TERMS,
+    FINE_PIECE,
+    FINEST_PIECE,
+    HALF,
+    MANY_TERMS,
+    PIECE,
+    contracted,
+)
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -70,7 +78,7 @@ class TileKernel:
       shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
       elements: The most that a tile may have.
-      few_terms: Whether masks leave few terms of each result (see `contractions`).
+      terms: How many terms masks leave of each result, about (see `contractions`).
       part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
     """
 
@@ -81,7 +89,7 @@ class TileKernel:
     shared: tuple[bool, ...]
     seen: Visibility
     elements: int
-    few_terms: bool
+    terms: float
     part: int | None = None
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
@@ -414,11 +422,12 @@ class _Sweep:
 
     def _piece(self, index: int) -> int | None:
         """How many terms of a contraction are added up at a time; None: as many as there are."""
+        few = self.kernel.terms <= FEW_TERMS
         if index in self.swept.sinks:
-            return FINE_PIECE if self.kernel.few_terms else PIECE
-        if self.kernel.few_terms:
+            return FINE_PIECE if few else PIECE
+        if few:
             return FINEST_PIECE
-        return None if self.softmax is None else HALF
+        return None if self.softmax is None or self.kernel.terms > MANY_TERMS else HALF
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]

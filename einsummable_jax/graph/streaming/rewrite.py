@@ -12,7 +12,6 @@ from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.hull import Hull, hull_of
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
-from einsummable_jax.graph.streaming.contractions import FEW_TERMS
 from einsummable_jax.graph.streaming.kernel import MONOIDS, STREAMED, Sink, TileKernel
 from einsummable_jax.graph.streaming.parts import in_parts, part_length
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
@@ -83,14 +82,14 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, n
     shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
     part = part_length(graph, swept, seen, sinks, num_devices)
     within = _within(region, seen, position)
-    few = min(terms_per_result(graph, region, s, static) for s in swept.sinks) <= FEW_TERMS
+    terms = min(terms_per_result(graph, region, s, static) for s in swept.sinks)
     spec = JoinAggSpec(
         labels=tuple(_label(swept, sinks, label) for label in present),
         operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, few, part),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, terms, part),
         flops=seen.share * _flops(graph, swept),
         within=within,
     )
