@@ -143,4 +143,23 @@ def like_haiku(q, k, v, mask=None, keep=None):
     return jnp.einsum("...htT,...Thd->...thd", jax.nn.softmax(logits), v)
 
 
-LIBRARIES = [like_flax, like_equinox, like_haiku]
+def like_penzai(q, k, v, mask=None, keep=None):
+    """Named axes: everything is a function of the axes that it names, mapped over the others one by one."""
+
+    def mapped(function, *in_axes, out_axes):
+        for axes, out in zip(in_axes, out_axes, strict=True):
+            function = jax.vmap(function, axes, out)
+        return function
+
+    heads_then_batch = {"out_axes": (-1, 0)}
+    scores = mapped(lambda q, k: jnp.einsum("qd,kd->qk", q, k), (1, 1), (0, 0), **heads_then_batch)
+    weighted = mapped(lambda w, v: jnp.einsum("qk,kd->qd", w, v), (-1, 1), (0, 0), out_axes=(1, 0))
+    logits = scores(q / np.sqrt(q.shape[-1]), k)  # [batch, q, k, heads]
+    if mask is not None:
+        row = ((0, 0, None), (0, 0, None), (None, -1, None), (None, 0, None))
+        logits = mapped(jnp.where, *row, out_axes=(0, 0, -1, 0))(mask, logits, -1e10)
+    softmax = mapped(jax.nn.softmax, (0,), (-1,), (0,), out_axes=(0, -1, 0))
+    return weighted(softmax(logits), v)
+
+
+LIBRARIES = [like_flax, like_equinox, like_haiku, like_penzai]

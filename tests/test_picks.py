@@ -38,6 +38,14 @@ def mapped(logits, labels):
     return -jax.vmap(lambda row, label: jax.nn.log_softmax(row)[label])(logits, labels)
 
 
+def promised(logits, labels):
+    return log_softmax("promise_in_bounds")(logits, labels % CLASSES)
+
+
+def by_position(logits, labels):
+    return jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(len(labels)), labels]
+
+
 def draw(out_of_bounds):
     rng = np.random.default_rng()
     x, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((ROWS, WIDTH), (WIDTH, CLASSES)))
@@ -49,7 +57,15 @@ def draw(out_of_bounds):
 
 @pytest.mark.parametrize(
     "loss, out_of_bounds",
-    [(log_softmax(None), True), (log_softmax("clip"), True), (like_optax, False), (mapped, True)],
+    [
+        (log_softmax(None), True),
+        (log_softmax("clip"), True),
+        (log_softmax("fill"), True),
+        (promised, True),
+        (like_optax, False),
+        (mapped, True),
+        (by_position, True),
+    ],
 )
 def test_cross_entropy(loss, out_of_bounds):
     args = draw(out_of_bounds)

@@ -145,7 +145,7 @@ def prepare(
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     values = {position: array.value for position, array in known}
-    graph = stream(graph, known=values, cache_bytes=options.topology.cache_bytes)
+    graph = stream(graph, None, values, options.topology.cache_bytes, len(options.devices))
     plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):

@@ -15,6 +15,15 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
+from einsummable_jax.graph.streaming.contractions import (
+    FEW_TERMS,
+    FINE_PIECE,
+    FINEST_PIECE,
+    HALF,
+    MANY_TERMS,
+    PIECE,
+    contracted,
+)
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
 from einsummable_jax.layout import Monoid
@@ -69,6 +78,8 @@ class TileKernel:
       shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
       elements: The most that a tile may have.
+      terms: How many terms masks leave of each result, about (see `contractions`).
+      part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
     """
 
     graph: Graph
@@ -78,6 +89,8 @@ class TileKernel:
     shared: tuple[bool, ...]
     seen: Visibility
     elements: int
+    terms: float
+    part: int | None = None
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -96,7 +109,43 @@ class TileKernel:
                 for array, sink in zip(call.results, self.sinks, strict=True)
             ]
         with jax.named_scope(STREAMED):
-            return _Sweep(self, tuple(sizes), tuple(starts), operands, call.results).run()
+            if self.part is None:
+                return _Sweep(self, tuple(sizes), tuple(starts), operands, call.results).run()
+            return self._by_parts(self.part, sizes, starts, operands, call.results)
+
+    def _by_parts(
+        self,
+        length: int,
+        sizes: Sequence[int],
+        starts: Sequence[Any],
+        operands: Sequence[Any],
+        results: Sequence[LocalArray],
+    ) -> list[jax.Array]:
+        """What each part of the inner label makes, along a first dimension. The last may be shorter."""
+        inner = self.seen.inner
+        results = [LocalArray(array.shape[1:], array.starts[1:]) for array in results]
+
+        def sweep(offset: Any, extent: int) -> list[jax.Array]:
+            own_sizes, own_starts = [*sizes], [*starts]
+            own_sizes[inner], own_starts[inner] = extent, starts[inner] + offset
+            own = [
+                lax.dynamic_slice_in_dim(operand, offset, extent, dims.index(inner))
+                if inner in dims
+                else operand
+                for (_, dims), operand in zip(self.swept.operands, operands, strict=True)
+            ]
+            return _Sweep(self, tuple(own_sizes), tuple(own_starts), own, results).run()
+
+        full, rest = divmod(sizes[inner], length)
+        found = []
+        if full == 1:
+            found.append([x[None] for x in sweep(np.int32(0), length)])
+        elif full:
+            offsets = np.arange(full, dtype=np.int32) * np.int32(length)
+            found.append(lax.map(lambda offset: sweep(offset, length), offsets))
+        if rest:
+            found.append([x[None] for x in sweep(np.int32(full * length), rest)])
+        return [lax.concatenate(parts, 0) for parts in zip(*found, strict=True)]
 
 
 class _Sweep:
@@ -250,6 +299,8 @@ class _Sweep:
         # Nothing but masked scores so far: any finite number will do in place of the maximum.
         env[softmax.shift] = jnp.where(jnp.isneginf(shift_new), jnp.zeros_like(shift_new), shift_new)
         factor = jnp.where(shift_old == shift_new, jnp.ones_like(shift_new), jnp.exp(shift_old - shift_new))
+        nothing = jnp.isneginf(aligned(old, peak.dims, dims))  # the shift may be 0 in place of that
+        factor = jnp.where(nothing, jnp.zeros_like(factor), factor)
         for divisor, shape, dtype in self._divisors(tile.sizes):
             env[divisor] = jnp.ones(shape, dtype)
         self._evaluate([m for m in self.swept.members if m not in before], tile, env)
@@ -260,14 +311,14 @@ class _Sweep:
                 continue
             contribution = self._contribution(sink, tile, env)
             if sink.operation not in softmax.apart:
-                value = value * _aligned(factor, dims, sink.dims).astype(sink.dtype)
+                value = value * aligned(factor, dims, sink.dims).astype(sink.dtype)
             found.append(sink.monoid.combine(value, contribution))
         return found
 
     def _finish(self, carried: list[Any]) -> list[Any]:
         """What is left to be done when all tiles of a row have been seen."""
         softmax = self.softmax
-        if softmax is None:
+        if softmax is None or self.kernel.part is not None:
             return carried
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
@@ -278,9 +329,9 @@ class _Sweep:
             if sink is not peak and sink.operation not in softmax.apart:
                 if sink.operation in softmax.divided:
                     (total,) = [s for s in self.rows if s.operation == softmax.total]
-                    value = value / _aligned(state[total.operation], total.dims, sink.dims).astype(sink.dtype)
+                    value = value / aligned(state[total.operation], total.dims, sink.dims).astype(sink.dtype)
                 # As the function itself has it: infinity minus infinity.
-                value = jnp.where(_aligned(lost, dims, sink.dims), jnp.asarray(np.nan, value.dtype), value)
+                value = jnp.where(aligned(lost, dims, sink.dims), jnp.asarray(np.nan, value.dtype), value)
             found.append(value)
         return found
 
@@ -361,9 +412,22 @@ class _Sweep:
             else:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
-        results = list(spec.kernel(call, *operands))
+        piece = self._piece(index) if op.primitive == "dot_general" else None
+        if piece is not None:
+            results = [contracted(op, call, *operands, piece=piece)]
+        else:
+            results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
+
+    def _piece(self, index: int) -> int | None:
+        """How many terms of a contraction are added up at a time; None: as many as there are."""
+        few = self.kernel.terms <= FEW_TERMS
+        if index in self.swept.sinks:
+            return FINE_PIECE if few else PIECE
+        if few:
+            return FINEST_PIECE
+        return None if self.softmax is None or self.kernel.terms > MANY_TERMS else HALF
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
@@ -413,7 +477,7 @@ def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> An
     return lax.dynamic_update_slice(buffer, monoid.combine(old, part), at)
 
 
-def _aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
+def aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
     """``value``, whose dimensions are the labels ``dims``, to be broadcast against one with ``wanted``."""
     kept = [d for d, label in enumerate(dims) if label is not None]
     value = value.reshape([value.shape[d] for d in kept])

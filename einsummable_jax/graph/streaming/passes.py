@@ -140,10 +140,13 @@ _ROW_WISE = frozenset(
         "reshape",
         "select_n",
         "squeeze",
+        "transpose",
     }
 )
 """What may be computed of a row's maximum before it is subtracted."""
-_COPIES = frozenset({"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze"})
+_COPIES = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose"}
+)
 _HOMOGENEOUS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "neg", "reduce_precision", "transpose", "copy"}
 )
@@ -156,12 +159,16 @@ def _softmax(graph: Graph, region: Region, peak: int) -> tuple[Softmax, tuple[in
     if op.primitive != "reduce_max" or not np.issubdtype(graph.tensors[op.results[0]].dtype, np.inexact):
         return None
     scores = op.operands[0]
+    turned = {scores}
+    for member in map(graph.operations.__getitem__, region.members):
+        if member.primitive == "transpose" and member.operands[0] in turned:
+            turned.update(member.results)
     chain, shifted = _row_wise(graph, op.results[0], _ROW_WISE)
     subtractions = [
         m
         for m in region.members
         if graph.operations[m].primitive == "sub"
-        and graph.operations[m].operands[0] == scores
+        and graph.operations[m].operands[0] in turned
         and graph.operations[m].operands[1] in shifted
     ]
     if len({graph.operations[m].operands[1] for m in subtractions}) != 1:

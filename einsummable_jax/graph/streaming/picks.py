@@ -3,7 +3,7 @@
 The loss of a classifier picks the logit of each label: ``take_along_axis(logits, labels[:, None], axis=1)``.
 As ``sum_c where(c == label, logits[:, c], 0)`` the row may be swept by tiles and cut like any other sum, and
 so may its gradient, a scatter of one element into each row, as ``where(c == label, g, 0)``. Both are exact:
-all other terms are zeros.
+all other terms are zeros. ``logits[arange(n), labels]`` is the same: what indexes the rows just counts them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jax import lax
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.rules._windows import HANDLED_MODES, clamp_indices, in_bounds
 from einsummable_jax.graph.streaming.replace import Replacement, replaced
+from einsummable_jax.graph.streaming.visibility import StaticValues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,14 @@ class _Picks:
       axis: The dimension that is indexed.
       pairs: For each other dimension that of the indices which it is paired with.
       mode: What becomes of indices out of bounds.
+      indices: The tensor of the indices, with a last dimension of 1.
     """
 
     shape: tuple[int, ...]
     axis: int
     pairs: tuple[int, ...]
     mode: lax.GatherScatterMode
+    indices: int
 
     def hits(self, indices: jax.Array) -> jax.Array:
         """Where the array's elements are picked, booleans of its shape."""
@@ -72,27 +75,32 @@ class _Picks:
         return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
 
 
-def with_picks_as_sums(graph: Graph, large: Collection[int]) -> Graph | None:
+def with_picks_as_sums(graph: Graph, large: Collection[int], static: StaticValues) -> Graph | None:
     """The graph with such gathers and scatters over element-wise operations; None if there are none.
 
     Args:
       graph: The graph.
       large: Tensors that are not to be stored. Picks from these, and scatters into arrays that are combined
         with them, are rewritten.
+      static: Values of tensors that depend on no input.
     """
     makers = {t: index for index, op in enumerate(graph.operations) for t in op.results}
     shapes = {graph.tensors[t].shape for t in large}
     instead: dict[int, Replacement] = {}
     for index, op in enumerate(graph.operations):
-        if op.primitive == "gather" and op.operands[0] in large and (picks := _picks(graph, op)):
+        if (
+            op.primitive == "gather"
+            and op.operands[0] in large
+            and (picks := _picks(graph, op, makers, static))
+        ):
             instead[index] = _picked(graph, index, picks, makers, large)
         elif op.primitive == "scatter-add" and graph.tensors[op.results[0]].shape in shapes:
-            if picks := _picks(graph, op):
+            if picks := _picks(graph, op, makers, static):
                 instead[index] = _spread(graph, op, picks, makers)
     return replaced(graph, instead)
 
 
-def _picks(graph: Graph, op: Operation) -> _Picks | None:
+def _picks(graph: Graph, op: Operation, makers: Mapping[int, int], static: StaticValues) -> _Picks | None:
     """What a gather or scatter picks, if that is one element of each row of real numbers."""
     operand, indices = (graph.tensors[t] for t in op.operands[:2])
     numbers, mode = op.params["dimension_numbers"], op.params["mode"]
@@ -102,16 +110,55 @@ def _picks(graph: Graph, op: Operation) -> _Picks | None:
     else:
         indexed, batching = numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims
         paired, sizes = numbers.scatter_indices_batching_dims, (1,) * len(operand.shape)
-    rest = [n for d, n in enumerate(indices.shape[:-1]) if d not in paired]
+        if mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS:  # where it is broken, XLA drops updates
+            mode = lax.GatherScatterMode.FILL_OR_DROP
+    pair = dict(zip(map(int, batching), map(int, paired), strict=True))
+    columns = {int(d): op.operands[1] for d in indexed}
+    if len(indexed) > 1:
+        columns, counted = _columns(graph, op.operands[1], indexed, makers, static)
+        pair.update(counted)
+    rest = [n for d, n in enumerate(indices.shape[:-1]) if d not in pair.values()]
     updates = graph.tensors[op.operands[2] if op.primitive == "scatter-add" else op.results[0]]
-    one_each = len(indexed) == 1 and all(n == 1 for n in (*rest, *sizes))
+    one_each = len(columns) == 1 and all(n == 1 for n in (*rest, *sizes))
     if not one_each or mode not in HANDLED_MODES or not jnp.issubdtype(operand.dtype, jnp.inexact):
         return None
-    axis = int(indexed[0])
-    if len(batching) != len(operand.shape) - 1 or operand.shape[axis] * _size(updates) != _size(operand):
+    ((axis, column),) = columns.items()
+    if len(pair) != len(operand.shape) - 1 or operand.shape[axis] * _size(updates) != _size(operand):
         return None
-    pair = dict(zip(map(int, batching), map(int, paired), strict=True))
-    return _Picks(operand.shape, axis, tuple(pair[d] for d in sorted(pair)), mode)
+    return _Picks(operand.shape, axis, tuple(pair[d] for d in sorted(pair)), mode, column)
+
+
+def _columns(
+    graph: Graph, indices: int, indexed: Sequence[int], makers: Mapping[int, int], static: StaticValues
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The components of index vectors, by the dimension that they index.
+
+    Returns:
+      Those that are not known, and for those that just count a dimension of the indices, that dimension.
+    """
+    maker = graph.operations[makers[indices]] if indices in makers else None
+    if maker is None or maker.primitive != "concatenate" or len(maker.operands) != len(indexed):
+        return {}, {}
+    columns, counted = {}, {}
+    for dim, column in zip(map(int, indexed), maker.operands, strict=True):
+        value = static[column]
+        shape = graph.tensors[column].shape
+        counts = [] if value is None else [d for d in range(len(shape) - 1) if _counts(value, d)]
+        if shape[-1] != 1:
+            return {}, {}
+        if len(counts) == 1 and counts[0] not in counted.values():
+            counted[dim] = counts[0]
+        else:
+            columns[dim] = column
+    return columns, counted
+
+
+def _counts(value: np.ndarray, dim: int) -> bool:
+    """Whether a value is its position along a dimension that has more than one."""
+    shape = [1] * value.ndim
+    shape[dim] = -1
+    positions = np.arange(value.shape[dim]).reshape(shape)
+    return value.shape[dim] > 1 and np.array_equal(value, np.broadcast_to(positions, value.shape))
 
 
 def _size(tensor: Tensor) -> int:
@@ -146,7 +193,7 @@ def _picked(
             found = jnp.where(picks.inside(indices), found, jnp.asarray(np.nan if fill is None else fill))
         return picks.by_index(found, result.shape).astype(result.dtype)
 
-    return Replacement(function, (base, op.operands[1], *subtracted))
+    return Replacement(function, (base, picks.indices, *subtracted))
 
 
 def _by_row(graph: Graph, tensor: int, picks: _Picks, makers: Mapping[int, int]) -> int | None:
@@ -164,7 +211,8 @@ def _by_row(graph: Graph, tensor: int, picks: _Picks, makers: Mapping[int, int])
 
 def _spread(graph: Graph, op: Operation, picks: _Picks, makers: Mapping[int, int]) -> Replacement:
     """The element-wise operations that a scatter is."""
-    onto, indices, updates = op.operands
+    onto, _, updates = op.operands
+    indices = picks.indices
 
     def function(indices: jax.Array, updates: jax.Array, *onto: jax.Array) -> jax.Array:
         zero = jnp.zeros((), updates.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from einsummable_jax.graph.hull import Hull, hull_of
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Label, Role
 from einsummable_jax.graph.streaming.kernel import MONOIDS, STREAMED, Sink, TileKernel
+from einsummable_jax.graph.streaming.parts import in_parts, part_length
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
 from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
-from einsummable_jax.graph.streaming.tiling import Visibility, tile_elements, visibility
+from einsummable_jax.graph.streaming.tiling import Visibility, terms_per_result, tile_elements, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 from einsummable_jax.graph.streaming.widen import with_wide_sums
 from einsummable_jax.topology import CACHE_BYTES
@@ -27,6 +29,7 @@ def stream(
     min_bytes: int | None = None,
     known: Mapping[int, np.ndarray] | None = None,
     cache_bytes: float = CACHE_BYTES,
+    num_devices: int = 1,
 ) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
 
@@ -35,12 +38,13 @@ def stream(
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
       cache_bytes: The cache that tiles are to stay in.
+      num_devices: How many devices may share what a running softmax sweeps.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
     """
     regions, misses = find_regions(graph, min_bytes)
-    summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes))
+    summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes), _static(graph, known))
     if summed is not None and len((again := find_regions(summed, min_bytes))[1]) < len(misses):
         graph, (regions, misses) = summed, again
     missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
@@ -53,7 +57,7 @@ def stream(
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = _static(graph, known)
     swept = [
-        (each, _operation(graph, each, static, tile_elements(cache_bytes)))
+        (each, _operation(graph, each, static, tile_elements(cache_bytes), num_devices))
         for each in passes_of(graph, regions)
     ]
     placed = _placed(graph, swept) if swept else graph
@@ -67,7 +71,7 @@ def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValue
     return StaticValues(graph, {graph.inputs[position]: value for position, value in (known or {}).items()})
 
 
-def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int) -> Operation:
+def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, num_devices: int) -> Operation:
     """The operation that a pass is."""
     region = swept.region
     inner = _inner_label(graph, swept)
@@ -76,21 +80,23 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int) -
     present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
     position = {label: i for i, label in enumerate(present)}
     shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
+    part = part_length(graph, swept, seen, sinks, num_devices)
     within = _within(region, seen, position)
+    terms = min(terms_per_result(graph, region, s, static) for s in swept.sinks)
     spec = JoinAggSpec(
         labels=tuple(_label(swept, sinks, label) for label in present),
         operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, terms, part),
         flops=seen.share * _flops(graph, swept),
         within=within,
     )
     last = graph.operations[max(swept.sinks)]
     return Operation(
         STREAMED,
-        {"how": _words(swept, seen)},
+        {"how": _words(swept, seen, part)},
         spec,
         tuple(t for t, _ in swept.operands),
         tuple(graph.operations[s].results[0] for s in swept.sinks),
@@ -99,8 +105,9 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int) -
     )
 
 
-def _words(swept: Pass, seen: Visibility) -> str:
+def _words(swept: Pass, seen: Visibility, part: int | None) -> str:
     kind = "running softmax" if swept.softmax else "by tiles"
+    kind += "" if part is None else " of parts"
     return kind if seen.trivial else f"{kind}, {seen.share:.0%}"
 
 
@@ -194,17 +201,19 @@ def _flops(graph: Graph, swept: Pass) -> float:
 
 def _placed(graph: Graph, swept: Sequence[tuple[Pass, Operation]]) -> Graph | None:
     """The graph with each pass in place of the last of its sinks, and what reads earlier ones after it."""
-    place = {max(each.sinks): op for each, op in swept}
+    tensors, literals = list(graph.tensors), dict(graph.literals)
+    place = {max(each.sinks): _with_parts(graph, op, tensors, literals) for each, op in swept}
     gone = {sink for each, _ in swept for sink in each.sinks}.difference(place)
     operations: list[Operation] = []
     origins: list[int] = []
-    missing = {t for op in place.values() for t in op.results}
+    missing = {t for ops in place.values() for op in ops for t in op.results}
     waiting: list[tuple[int, Operation]] = []
     for origin, old in enumerate(graph.operations):
         if origin in gone:
             continue
-        waiting.append((origin, place.get(origin, old)))
-        missing.update(waiting[-1][1].results)
+        new = place.get(origin, [old])
+        waiting += [(origin, op) for op in new]
+        missing.update(t for op in new for t in op.results)
         ready = True
         while ready:
             ready = [item for item in waiting if missing.isdisjoint(item[1].operands)][:1]
@@ -215,4 +224,12 @@ def _placed(graph: Graph, swept: Sequence[tuple[Pass, Operation]]) -> Graph | No
                 missing.difference_update(item[1].results)
     if waiting:
         raise AssertionError(f"{[op.primitive for _, op in waiting]} read what is never made")
-    return pruned(graph, operations, origins)
+    return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
+
+
+def _with_parts(
+    graph: Graph, op: Operation, tensors: list[Tensor], literals: dict[int, Any]
+) -> Sequence[Operation]:
+    kernel = op.spec.kernel
+    cut = isinstance(kernel, TileKernel) and kernel.part is not None
+    return in_parts(graph, op, tensors, literals) if cut else [op]

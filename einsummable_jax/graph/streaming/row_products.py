@@ -23,6 +23,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph, Operation
 from einsummable_jax.graph.spec import LocalCall
+from einsummable_jax.graph.streaming.contractions import HALF, contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, dim_labels
 from einsummable_jax.graph.streaming.regions import Region
 from einsummable_jax.graph.streaming.replace import Replacement, replaced
@@ -31,8 +32,6 @@ from einsummable_jax.graph.streaming.visibility import StaticValues
 
 FEW_TERMS = 64
 """Sums of so few terms are swept: there the error is XLA's, and the work is small."""
-LONG_CONTRACTION = 32
-"""Shorter contractions gain nothing from being added up in halves."""
 
 Factor = tuple[int, bool, DimLabels]
 """A tensor, whether it divides, and the region's labels of its dimensions."""
@@ -66,7 +65,7 @@ def with_row_products(graph: Graph, regions: Sequence[Region], static: StaticVal
     """The graph with such sums computed from small tensors; None if there are none."""
     found = [product for region in regions for product in _row_products(graph, region, static)]
     halved = {product.inner for product in found}
-    operations = [_in_halves(graph, op) if i in halved else op for i, op in enumerate(graph.operations)]
+    operations = [_in_halves(op) if i in halved else op for i, op in enumerate(graph.operations)]
     graph = dataclasses.replace(graph, operations=tuple(operations))
     return replaced(graph, {product.sink: _replacement(graph, product) for product in found})
 
@@ -97,7 +96,7 @@ class _Factoring:
         member = self.maker[tensor]
         op = self.graph.operations[member]
         inner = [dim_labels(m, self.region.labels[member]) for m in op.spec.operands]
-        if op.primitive == "convert_element_type":
+        if op.primitive in ("convert_element_type", "transpose"):
             return self.factors(op.operands[0], inner[0], divides)
         if op.primitive == "mul" or (op.primitive == "div" and not divides):
             first = self.factors(op.operands[0], inner[0], divides)
@@ -204,22 +203,12 @@ def _replacement(graph: Graph, product: _RowProduct) -> Replacement:
     )
 
 
-def _in_halves(graph: Graph, op: Operation) -> Operation:
+def _in_halves(op: Operation) -> Operation:
     """A contraction that adds up those of two halves: its rounding errors grow with the length of sums."""
-    (lhs, rhs), _ = op.params["dimension_numbers"]
-    whole = op.spec.kernel
-    is_wide = graph.tensors[op.results[0]].dtype == jnp.float32
 
     def kernel(call: LocalCall, x: jax.Array, y: jax.Array) -> Sequence[jax.Array]:
-        n = x.shape[lhs[0]]
-        halves = [
-            whole(call, lax.slice_in_dim(x, *half, axis=lhs[0]), lax.slice_in_dim(y, *half, axis=rhs[0]))
-            for half in ((0, n // 2), (n // 2, n))
-        ]
-        return [first + second for first, second in zip(*halves, strict=True)]
+        return [contracted(op, call, x, y, HALF)]
 
-    if len(lhs) != 1 or op.spec.operands[0][lhs[0]].extent < LONG_CONTRACTION or not is_wide:
-        return op
     return dataclasses.replace(op, spec=dataclasses.replace(op.spec, kernel=kernel))
 
 

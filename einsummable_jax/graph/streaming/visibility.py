@@ -246,7 +246,22 @@ def _or(_: Any, x: Bounds, y: Bounds) -> Bounds:
     return np.maximum(x[0], y[0]), np.maximum(x[1], y[1])
 
 
+def _abs(_: Any, x: Bounds) -> Bounds:
+    least = np.where((x[0] <= 0) & (x[1] >= 0), 0.0, np.minimum(abs(x[0]), abs(x[1])))
+    return least, np.maximum(abs(x[0]), abs(x[1]))
+
+
+def _rem(_: Any, x: Bounds, y: Bounds) -> Bounds:
+    """The remainder has the sign of what is divided, and is smaller than what it is divided by."""
+    most = np.minimum(np.maximum(abs(x[0]), abs(x[1])), np.maximum(abs(y[0]), abs(y[1])))
+    low, high = np.where(x[0] < 0, -most, 0.0), np.where(x[1] > 0, most, 0.0)
+    known = (x[0] == x[1]) & (y[0] == y[1]) & (y[0] != 0)
+    exact = np.fmod(x[0], np.where(known, y[0], 1.0))
+    return np.where(known, exact, low), np.where(known, exact, high)
+
+
 _BOUNDS: dict[str, Callable[..., Bounds]] = {
+    "abs": _abs,
     "add": _add,
     "add_any": _add,
     "and": _and,
@@ -271,6 +286,8 @@ _BOUNDS: dict[str, Callable[..., Bounds]] = {
     "neg": lambda _, x: (-x[1], -x[0]),
     "not": _not,
     "or": _or,
+    "rem": _rem,
     "select_n": _select,
+    "sign": lambda _, x: (np.sign(x[0]), np.sign(x[1])),
     "sub": _sub,
 }
