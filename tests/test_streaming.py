@@ -210,11 +210,16 @@ def test_bfloat16():
     wide = check(with_gradients(function), q, k, v, tolerance=5e-2)
     made = [wide.tensors[t] for op in streamed(wide) for t in op.results]
     assert {tensor.dtype for tensor in made} == {np.dtype(np.float32)}  # rounded when complete
-    exact = jax.jit(function)(*[x.astype(jnp.float32) for x in (q, k, v)])
-    graph = stream(build_graph(jax.make_jaxpr(function)(q, k, v)))
-    ours, theirs = jax.jit(lambda *args: run(graph, *args))(q, k, v)[0], jax.jit(function)(q, k, v)
-    errors = [float(np.abs(np.asarray(x, np.float32) - exact).max()) for x in (ours, theirs)]
-    assert errors[0] <= 1.2 * errors[1]
+    # Where rows see little, most of a gradient of scores cancels out, and their roundings must not differ.
+    narrow = with_gradients(lambda q, k, v: attention(q, k, v, documents(45, 45)))
+    exact = jax.jit(narrow)(*[x.astype(jnp.float32) for x in (q, k, v)])
+    graph = stream(build_graph(jax.make_jaxpr(narrow)(q, k, v)))
+    found = jax.jit(lambda *args: run(graph, *args))(q, k, v)
+    for ours, theirs, wanted in zip(
+        found, *map(jax.tree.leaves, (jax.jit(narrow)(q, k, v), exact)), strict=True
+    ):
+        errors = [float(np.square(np.asarray(x, np.float32) - wanted).mean()) for x in (ours, theirs)]
+        assert errors[0] <= errors[1]
 
 
 def test_sums_of_few_terms_are_swept(monkeypatch):
