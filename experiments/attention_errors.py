@@ -18,6 +18,7 @@ import functools
 import itertools
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from rich.progress import track
 
 import einsummable_jax
 from einsummable_jax.graph.streaming import STREAMED, regions
@@ -173,7 +175,9 @@ def main(argv: list[str]) -> None:
         WORKERS, multiprocessing.get_context("spawn"), functools.partial(_start, sys.argv)
     )
     with workers:
-        rows = [*itertools.chain.from_iterable(workers.map(measure, cases, counts))]
+        measured = workers.map(measure, cases, counts)
+        shown = track(measured, "Cases", total=len(cases), disable=not os.isatty(1))
+        rows = [*itertools.chain.from_iterable(shown)]
     every = [ratio for row in rows for ratio in row["ratio"].values()]
     summary = {
         "cases": len(rows),

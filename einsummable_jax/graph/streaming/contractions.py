@@ -10,6 +10,7 @@ of products of 16-bit numbers are left alone: what was rounded before counts for
 from __future__ import annotations
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -45,15 +46,16 @@ def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece
       piece: The most terms of a piece, or `HALF`.
     """
     (lhs, rhs), _ = op.params["dimension_numbers"]
-    length = x.shape[lhs[0]] if len(lhs) == 1 else 1
-    count = (1 + (length >= 2 * MIN_HALF)) if piece == HALF else -(-length // piece)
+    length, longest = max(((x.shape[dim], i) for i, dim in enumerate(lhs)), default=(1, 0))
+    terms = math.prod(x.shape[dim] for dim in lhs)
+    count = (1 + (length >= 2 * MIN_HALF)) if piece == HALF else min(-(-terms // piece), length)
     if count <= 1 or jnp.promote_types(x.dtype, y.dtype) != jnp.float32:
         return op.spec.kernel(call, x, y)[0]
     found = [
         op.spec.kernel(
             call,
-            lax.slice_in_dim(x, start, stop, axis=lhs[0]),
-            lax.slice_in_dim(y, start, stop, axis=rhs[0]),
+            lax.slice_in_dim(x, start, stop, axis=lhs[longest]),
+            lax.slice_in_dim(y, start, stop, axis=rhs[longest]),
         )[0]
         for start, stop in itertools.pairwise(length * i // count for i in range(count + 1))
     ]
