@@ -45,6 +45,7 @@ def measure(
     repeats: int,
     baselines: Sequence[str] = tuple(BASELINES),
     in_a_row: int = IN_A_ROW,
+    single: bool = True,
 ) -> list[dict[str, Any]]:
     """Time one workload on baselines and on ours, interleaved.
 
@@ -55,23 +56,31 @@ def measure(
       repeats: Timed rounds.
       baselines: Which.
       in_a_row: Calls of a program one after the other in each round, of which the fastest counts.
+      single: Whether one device runs it, too, and its result is what the others are compared with. Where its
+        memory does not fit, it is that of the first baseline that applies.
 
     Returns:
       A row per program, in the order single device, baselines (with ``skipped``, a reason, for those that do
       not apply), ours.
 
     Raises:
-      ArithmeticError: If a result differs from the single-device one.
+      ArithmeticError: If a result differs from the one it is compared with.
     """
     arguments = make_arguments(config, workload)
-    single = _single(config, workload, arguments, devices[0])
-    reference = _leaves(single.call())
-    programs, skipped = [single], []
+    programs, skipped, reference = [], [], None
+    if single:
+        programs.append(_single(config, workload, arguments, devices[0]))
+        reference = _leaves(programs[0].call())
     for name in baselines:
         try:
-            programs.append(_baseline(name, config, workload, arguments, devices, reference))
+            program, result = _baseline(name, config, workload, arguments, devices, reference)
         except DoesNotApply as reason:
             skipped.append({"program": name, "skipped": str(reason)})
+            continue
+        programs.append(program)
+        reference = result if reference is None else reference
+    if reference is None:
+        raise ValueError("no baseline applies, and no single device runs: there is nothing to compare with")
     programs.append(_ours(config, workload, arguments, devices, reference))
     calls = {program.name: program.call for program in programs}
     seconds = interleaved_seconds(calls, repeats, in_a_row)
@@ -123,20 +132,22 @@ def _baseline(
     workload: Workload,
     arguments: Any,
     devices: Sequence[jax.Device],
-    reference: list[np.ndarray],
-) -> Program:
+    reference: list[np.ndarray] | None,
+) -> tuple[Program, list[np.ndarray]]:
+    """The program, and its first result."""
     built = build(BASELINES[name](config, workload, len(devices)), config, workload, devices)
     compiled = built.compile()
     module = hlo.parse(compiled.as_text() or "")
     call = _caller(built.function, _own(built.place(arguments), workload))
-    difference = _difference(name, _leaves(built.unrepeat(call())), reference, config)
+    result = _leaves(built.unrepeat(call()))
+    difference = 0.0 if reference is None else _difference(name, result, reference, config)
     row = {
         "collective_bytes": hlo.collective_bytes(module),
         "collectives": len(hlo.collectives(module)),
         "temporary_bytes": temporary_bytes(compiled),
         "max_relative_difference": difference,
     }
-    return Program(name, call, row)
+    return Program(name, call, row), result
 
 
 def _ours(
