@@ -141,9 +141,7 @@ def measured(
             row["program"],
             f"{row['median_ms']:.0f}",
             f"{row.get('collective_bytes', row.get('counted_exchange_bytes', 0)) / 1e6:.1f}",
-            "reference"
-            if row["program"] == reference
-            else f"difference {row['max_relative_difference']:.1e}",
+            "reference" if row["program"] == first else f"difference {row['max_relative_difference']:.1e}",
         )
         for row in rows
     ]
