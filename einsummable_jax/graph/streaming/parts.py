@@ -24,9 +24,9 @@ from einsummable_jax.graph.graph import Graph, Operation, Tensor
 from einsummable_jax.graph.spec import DimMap, Label
 from einsummable_jax.graph.streaming.kernel import Sink, TileKernel, aligned
 from einsummable_jax.graph.streaming.passes import Pass, Softmax
+from einsummable_jax.graph.streaming.replace import inserted
 from einsummable_jax.graph.streaming.tiling import Visibility
 from einsummable_jax.graph.streaming.visibility import whole_call
-from einsummable_jax.graph.trace import build_graph
 from einsummable_jax.layout import Monoid
 
 MIN_LENGTH = 128
@@ -91,30 +91,7 @@ def in_parts(graph: Graph, op: Operation, tensors: list[Tensor], literals: dict[
     whole = [graph.tensors[t] for t in op.results]
     parts = range(len(tensors), len(tensors) + len(whole))
     tensors += [Tensor((count, *tensor.shape), tensor.dtype, tensor.name) for tensor in whole]
-    merge = build_graph(
-        jax.make_jaxpr(lambda *values: _merged(kernel, values))(
-            *(jax.ShapeDtypeStruct(tensors[t].shape, tensors[t].dtype) for t in parts)
-        )
-    )
-    number = {
-        **dict(zip(merge.inputs, parts, strict=True)),
-        **dict(zip(merge.outputs, op.results, strict=True)),
-    }
-    for tensor, value in enumerate(merge.tensors):
-        if tensor not in number:
-            number[tensor] = len(tensors)
-            tensors.append(value)
-    literals.update((number[t], value) for t, value in merge.literals.items())
-    merging = [
-        dataclasses.replace(
-            each,
-            operands=tuple(number[t] for t in each.operands),
-            results=tuple(number[t] for t in each.results),
-            source=op.source,
-            name_stack=op.name_stack,
-        )
-        for each in merge.operations
-    ]
+    merging = inserted(lambda *values: _merged(kernel, values), parts, op, tensors, literals)
     return [dataclasses.replace(op, spec=spec, results=tuple(parts)), *merging]
 
 

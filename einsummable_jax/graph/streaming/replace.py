@@ -37,20 +37,34 @@ def replaced(graph: Graph, instead: Mapping[int, Replacement]) -> Graph | None:
     operations: list[Operation] = []
     origins: list[int] = []
     for index, op in enumerate(graph.operations):
-        new = _operations(op, instead[index], tensors, literals) if index in instead else [op]
+        new = [op]
+        if (other := instead.get(index)) is not None:
+            new = inserted(other.function, other.arguments, op, tensors, literals)
         operations += new
         origins += [index] * len(new)
     return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
 
 
-def _operations(
-    old: Operation, new: Replacement, tensors: list[Tensor], literals: dict[int, Any]
-) -> Sequence[Operation]:
-    """The operations of a replacement; new tensors and literals are entered."""
-    structs = [jax.ShapeDtypeStruct(tensors[t].shape, tensors[t].dtype) for t in new.arguments]
-    small = build_graph(jax.make_jaxpr(new.function)(*structs))
-    number = dict(zip(small.inputs, new.arguments, strict=True))
-    number[small.outputs[0]] = old.results[0]
+def inserted(
+    function: Callable[..., Any],
+    arguments: Sequence[int],
+    old: Operation,
+    tensors: list[Tensor],
+    literals: dict[int, Any],
+) -> list[Operation]:
+    """The operations of a function that makes the results of another operation.
+
+    Args:
+      function: Of arrays to arrays like the operation's results.
+      arguments: The tensors it is given.
+      old: The operation.
+      tensors: Those of the graph; new ones are added.
+      literals: Those of the graph; new ones are added.
+    """
+    structs = [jax.ShapeDtypeStruct(tensors[t].shape, tensors[t].dtype) for t in arguments]
+    small = build_graph(jax.make_jaxpr(function)(*structs))
+    number = dict(zip(small.inputs, arguments, strict=True))
+    number.update(zip(small.outputs, old.results, strict=True))
     for tensor, value in enumerate(small.tensors):
         if tensor not in number:
             number[tensor] = len(tensors)
