@@ -13,7 +13,7 @@ import numpy as np
 
 from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
 from einsummable_jax.graph import Graph, build_graph
-from einsummable_jax.graph.streaming import stream
+from einsummable_jax.graph.streaming import Rates, stream
 from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
 from einsummable_jax.search import Boundary, Plan, search
@@ -145,7 +145,7 @@ def prepare(
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     values = {position: array.value for position, array in known}
-    graph = stream(graph, None, values, options.topology.cache_bytes, len(options.devices))
+    graph = stream(graph, None, values, Rates.of(options.topology), len(options.devices))
     plan = _planned(graph, options, options.boundary(graph, fixed), donated)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):

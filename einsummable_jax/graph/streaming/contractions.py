@@ -1,10 +1,13 @@
 """Contractions of tiles, added up in pieces.
 
 A product of matrices adds its terms one after the other, and the rounding errors of a sum grow with its
-length. Several shorter sums, added up at last, have smaller ones: XLA's products of whole arrays are, by
-their shapes, made of one to four such pieces. Where the result is much smaller than a tile, as a weighted sum
-of values is, pieces cost little; where it is a tile itself, each is one more tile to write and to read. Sums
-of products of 16-bit numbers are left alone: what was rounded before counts for more.
+length. Several shorter sums, added up at last, have smaller ones. XLA's kernels keep one to four of them, by
+the number of columns (see `own_sums`): where the whole product has four, a tile may have one. Tiles of scores
+are therefore made of as many pieces as complete the four.
+
+Where the result is much smaller than a tile, as a weighted sum of values is, pieces cost little; where it is
+a tile itself, each is one more tile to write and to read. Sums of products of 16-bit numbers are left alone:
+what was rounded before counts for more.
 """
 
 from __future__ import annotations
@@ -21,10 +24,6 @@ from einsummable_jax.graph.spec import LocalCall
 
 PIECE = 128
 """Terms of a piece where the result is small."""
-HALF = 0
-"""In place of a number of terms: two pieces. Those of scores, of which few or not so many are summed up."""
-MIN_HALF = 16
-"""Shorter halves gain nothing."""
 FINE_PIECE = 32
 """The same where masks leave few terms of each result."""
 FINEST_PIECE = 16
@@ -33,9 +32,27 @@ FEW_TERMS = 128
 """So many are few."""
 MANY_TERMS = 512
 """With more of them, the errors of their sum outweigh those of each."""
+LANES = 16
+"""Columns that XLA's kernels for the CPU work on as one vector (AVX-512; on others this is a guess)."""
+MOST_OWN_SUMS = 4
+"""The most sums that they keep of each element."""
+SHORTEST_PIECE = 16
+"""Shorter pieces of scores gain nothing."""
 
 
-def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int) -> jax.Array:
+def own_sums(columns: int) -> int:
+    """How many sums a kernel of XLA's keeps of each element of a product of so many columns.
+
+    It goes through 64, 32 or 16 columns at a time, whichever divides them, and through one, two or four
+    terms: enough sums to hide the latency of each. Seen by their errors, on matrices of many shapes.
+    """
+    vectors = -(-columns // LANES)
+    return MOST_OWN_SUMS if vectors % 2 else 2 if vectors % 4 else 1
+
+
+def contracted(
+    op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int | None = None, sums: int = 1
+) -> jax.Array:
     """What a ``dot_general`` makes of two tiles.
 
     Args:
@@ -43,12 +60,17 @@ def contracted(op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece
       call: Its kernel call for the tiles.
       x: Its first operand.
       y: The second.
-      piece: The most terms of a piece, or `HALF`.
+      piece: The most terms of a piece; None: any number.
+      sums: Sums that are kept of each element at least, XLA's own included, unless pieces would be shorter
+        than `SHORTEST_PIECE`.
     """
-    (lhs, rhs), _ = op.params["dimension_numbers"]
+    (lhs, rhs), (_, batch) = op.params["dimension_numbers"]
     length, longest = max(((x.shape[dim], i) for i, dim in enumerate(lhs)), default=(1, 0))
     terms = math.prod(x.shape[dim] for dim in lhs)
-    count = (1 + (length >= 2 * MIN_HALF)) if piece == HALF else min(-(-terms // piece), length)
+    columns = math.prod(n for dim, n in enumerate(y.shape) if dim not in (*rhs, *batch))
+    count = min(-(-sums // own_sums(columns)), max(1, length // SHORTEST_PIECE))
+    if piece is not None:
+        count = max(count, min(-(-terms // piece), length))
     if count <= 1 or jnp.promote_types(x.dtype, y.dtype) != jnp.float32:
         return op.spec.kernel(call, x, y)[0]
     found = [

@@ -19,13 +19,14 @@ from einsummable_jax.graph.streaming.contractions import (
     FEW_TERMS,
     FINE_PIECE,
     FINEST_PIECE,
-    HALF,
     MANY_TERMS,
+    MOST_OWN_SUMS,
     PIECE,
     contracted,
 )
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
-from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
+from einsummable_jax.graph.streaming.tile_search import Rates, Work, tile_sizes, work_of
+from einsummable_jax.graph.streaming.tiling import Visibility
 from einsummable_jax.layout import Monoid
 
 STREAMED = "streamed"
@@ -75,9 +76,8 @@ class TileKernel:
       swept: The pass.
       sinks: Its sinks, in the order of its results.
       labels: The region's label of each label of the pass.
-      shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
-      elements: The most that a tile may have.
+      rates: Those of the machine, by which the extents of tiles are found.
       terms: How many terms masks leave of each result, about (see `contractions`).
       part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
     """
@@ -86,11 +86,16 @@ class TileKernel:
     swept: Pass
     sinks: tuple[Sink, ...]
     labels: tuple[int, ...]
-    shared: tuple[bool, ...]
     seen: Visibility
-    elements: int
+    rates: Rates
     terms: float
     part: int | None = None
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """What is done in each step."""
+        dims = {sink.operation: sink.dims for sink in self.sinks}
+        return work_of(self.graph, self.swept, dims, self.seen)
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -165,7 +170,7 @@ class _Sweep:
         self.results = dict(zip(kernel.sinks, results, strict=True))
         self.inner = kernel.seen.inner
         self.outer = [label for label in range(len(sizes)) if label != self.inner]
-        self.tile = tile_sizes(sizes, kernel.shared, self.inner, kernel.elements)
+        self.tile = tile_sizes(kernel.work, sizes, kernel.rates)
         self.softmax = self.swept.softmax
         self.rows = [s for s in kernel.sinks if self.inner not in s.dims]
         self.columns = [s for s in kernel.sinks if self.inner in s.dims]
@@ -412,22 +417,21 @@ class _Sweep:
             else:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
-        piece = self._piece(index) if op.primitive == "dot_general" else None
-        if piece is not None:
-            results = [contracted(op, call, *operands, piece=piece)]
+        if op.primitive == "dot_general":
+            results = [contracted(op, call, *operands, **self._pieces(index))]
         else:
             results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
 
-    def _piece(self, index: int) -> int | None:
-        """How many terms of a contraction are added up at a time; None: as many as there are."""
+    def _pieces(self, index: int) -> dict[str, int]:
+        """How a contraction is added up: see `contracted`."""
         few = self.kernel.terms <= FEW_TERMS
         if index in self.swept.sinks:
-            return FINE_PIECE if few else PIECE
+            return {"piece": FINE_PIECE if few else PIECE}
         if few:
-            return FINEST_PIECE
-        return None if self.softmax is None or self.kernel.terms > MANY_TERMS else HALF
+            return {"piece": FINEST_PIECE}
+        return {} if self.softmax is None or self.kernel.terms > MANY_TERMS else {"sums": MOST_OWN_SUMS}
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]

@@ -18,17 +18,17 @@ from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, 
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
 from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
-from einsummable_jax.graph.streaming.tiling import Visibility, terms_per_result, tile_elements, visibility
+from einsummable_jax.graph.streaming.tile_search import Rates
+from einsummable_jax.graph.streaming.tiling import Visibility, terms_per_result, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 from einsummable_jax.graph.streaming.widen import with_wide_sums
-from einsummable_jax.topology import CACHE_BYTES
 
 
 def stream(
     graph: Graph,
     min_bytes: int | None = None,
     known: Mapping[int, np.ndarray] | None = None,
-    cache_bytes: float = CACHE_BYTES,
+    rates: Rates | None = None,
     num_devices: int = 1,
 ) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
@@ -37,7 +37,7 @@ def stream(
       graph: What is planned.
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
-      cache_bytes: The cache that tiles are to stay in.
+      rates: The machine's, by which the extents of tiles are found; by default those of a few cores.
       num_devices: How many devices may share what a running softmax sweeps.
 
     Returns:
@@ -57,7 +57,7 @@ def stream(
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = _static(graph, known)
     swept = [
-        (each, _operation(graph, each, static, tile_elements(cache_bytes), num_devices))
+        (each, _operation(graph, each, static, rates or Rates(), num_devices))
         for each in passes_of(graph, regions)
     ]
     placed = _placed(graph, swept) if swept else graph
@@ -71,7 +71,7 @@ def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValue
     return StaticValues(graph, {graph.inputs[position]: value for position, value in (known or {}).items()})
 
 
-def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, num_devices: int) -> Operation:
+def _operation(graph: Graph, swept: Pass, static: StaticValues, rates: Rates, num_devices: int) -> Operation:
     """The operation that a pass is."""
     region = swept.region
     inner = _inner_label(graph, swept)
@@ -79,7 +79,6 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, n
     sinks = tuple(_sink(graph, swept, index) for index in swept.sinks)
     present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
     position = {label: i for i, label in enumerate(present)}
-    shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
     part = part_length(graph, swept, seen, sinks, num_devices)
     within = _within(region, seen, position)
     terms = min(terms_per_result(graph, region, s, static) for s in swept.sinks)
@@ -89,7 +88,7 @@ def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, n
         results=tuple(
             _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, terms, part),
+        kernel=TileKernel(graph, swept, sinks, tuple(present), seen, rates, terms, part),
         flops=seen.share * _flops(graph, swept),
         within=within,
     )
@@ -178,18 +177,6 @@ def _within(region: Region, seen: Visibility, position: Mapping[int, int]) -> tu
         return None
     bounds = tuple(low.tolist()), tuple(high.tolist())
     return position[seen.inner], hull_of(position[label], extent, seen.blocks[axis], *bounds)
-
-
-def _is_shared(graph: Graph, swept: Pass, label: int) -> bool:
-    """Whether all operands of all contractions have the label: a batch dimension, so to speak."""
-    labels = swept.region.labels
-    for index in (*swept.members, *swept.sinks):
-        op = graph.operations[index]
-        if op.primitive == "dot_general":
-            for array_map in op.spec.operands:
-                if label not in dim_labels(array_map, labels[index]):
-                    return False
-    return True
 
 
 def _flops(graph: Graph, swept: Pass) -> float:

@@ -1,4 +1,4 @@
-"""How a box of a region's iteration space is cut into tiles, and which of them hold something."""
+"""Which parts of a region's iteration space hold something."""
 
 from __future__ import annotations
 
@@ -25,37 +25,10 @@ from einsummable_jax.graph.streaming.visibility import (
     unknown,
 )
 
-LIVE_TILES = 8
-"""Tiles of large tensors, of four bytes an element, that share the cache while one step of a loop runs."""
 BLOCK = 128
 """Visibility is known for blocks of so many positions along each label."""
 WORTHWHILE = 0.9
 """Holes in hulls are left out where they leave at most this share of the work."""
-
-
-def tile_elements(cache_bytes: float) -> int:
-    """The most elements of a tile of a large tensor, for a cache of that size."""
-    return max(1, int(cache_bytes) // (4 * LIVE_TILES))
-
-
-def tile_sizes(sizes: Sequence[int], shared: Sequence[bool], inner: int, elements: int) -> tuple[int, ...]:
-    """The extent of a full tile along each label.
-
-    Args:
-      sizes: Extents of the box.
-      shared: Whether all operands of the contractions have the label: then tiles share nothing along it.
-      inner: The label along which tiles are aggregated one after the other.
-      elements: The most that a tile may have. Squares read least for what they compute: none is longer than
-        the side of one.
-    """
-    tile = [1 if alone else min(n, math.isqrt(elements)) for n, alone in zip(sizes, shared, strict=True)]
-    while math.prod(tile) > elements:
-        longest = max(range(len(tile)), key=lambda label: (tile[label], label != inner))
-        if tile[longest] == 1:
-            break
-        tile[longest] = -(-tile[longest] // 2)
-    # Equal tiles: a last one that is much smaller costs as many steps.
-    return tuple(-(-n // -(-n // t)) if n else 1 for n, t in zip(sizes, tile, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,8 +96,8 @@ class Grid:
             if label is None:
                 low, high = low.min(axis=dim, keepdims=True), high.max(axis=dim, keepdims=True)
             else:
-                low = _reduced(np.minimum, low, self.starts[label], self.stops[label], dim)
-                high = _reduced(np.maximum, high, self.starts[label], self.stops[label], dim)
+                low = over_intervals(np.minimum, low, self.starts[label], self.stops[label], dim)
+                high = over_intervals(np.maximum, high, self.starts[label], self.stops[label], dim)
         return self._aligned(low, labels), self._aligned(high, labels)
 
     def iota(self, label: int | None, extent: int) -> Bounds:
@@ -118,10 +118,10 @@ class Grid:
         return value.transpose(order).reshape(shape)
 
 
-def _reduced(
+def over_intervals(
     reduce: np.ufunc, value: np.ndarray, starts: np.ndarray, stops: np.ndarray, dim: int
 ) -> np.ndarray:
-    """The extremes within each interval of one dimension; the intervals may leave out some positions."""
+    """``reduce`` within each interval of one dimension; they may overlap, and leave out positions."""
     edges = np.stack([starts, stops], axis=-1).reshape(-1)
     padded = np.concatenate([value, value.take([-1], axis=dim)], axis=dim)
     return reduce.reduceat(padded, edges, axis=dim).take(range(0, len(edges), 2), axis=dim)
