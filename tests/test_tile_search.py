@@ -49,12 +49,13 @@ def test_candidates(sizes, most):
     found = candidates(sizes, {0}, most)
     assert len(found) > 0
     assert (found >= 1).all() and (found <= np.maximum(sizes, 1)).all()
-    counts = -(-np.array(sizes) // found)
-    assert (found == np.maximum(-(-np.array(sizes) // np.maximum(counts, 1)), 1)).all()
     elements = found.prod(axis=1)
-    assert (elements <= max(most, (2 * tile_search.SHORTEST) ** (len(sizes) - 1))).all()
-    long = [label for label, n in enumerate(sizes) if label and n > tile_search.SHORTEST]
-    assert (found[:, long] >= tile_search.SHORTEST).all()
+    vector = tile_search.VECTOR
+    assert (elements <= max(most, (2 * vector) ** (len(sizes) - 1))).all()
+    long = [label for label, n in enumerate(sizes) if label and n > vector]
+    assert ((found[:, long] % vector == 0) | (found[:, long] == np.array(sizes)[long])).all()
+    nearly = -(-np.array(sizes) // np.maximum(-(-np.array(sizes) // found), 1))
+    assert (found - nearly < vector).all()
     if np.prod(np.maximum(sizes, 1)) <= most:
         assert np.maximum(sizes, 1).tolist() in found.tolist()
 

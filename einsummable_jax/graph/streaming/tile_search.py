@@ -28,8 +28,8 @@ LIVE_TILES = 8
 """Tiles of large tensors, of four bytes an element, that are live while one step of a loop runs."""
 OVERSIZE = 4
 """Live tiles of at most so many times the cache are considered: beyond, more memory is all that is gained."""
-SHORTEST = 16
-"""Rows and columns of products are divided no further: vectors are as long."""
+VECTOR = 16
+"""Elements of a vector (AVX-512): rows and columns of products are divided in multiples of it."""
 _MOST_ROWS = 64
 """Places along a label at which it is looked up how much a mask leaves."""
 
@@ -215,7 +215,7 @@ def candidates(sizes: Sequence[int], shared: Collection[int], most_elements: int
       most_elements: The most that a tile may have, if there are any so small.
     """
     extents = [
-        _divisions(n, 1 if label in shared or n <= SHORTEST else SHORTEST) for label, n in enumerate(sizes)
+        _divisions(n, 1 if label in shared or n <= VECTOR else VECTOR) for label, n in enumerate(sizes)
     ]
     tiles = np.array([*itertools.product(*extents)], np.int64)
     elements = tiles.prod(axis=1)
@@ -223,9 +223,11 @@ def candidates(sizes: Sequence[int], shared: Collection[int], most_elements: int
 
 
 def _divisions(size: int, least: int) -> list[int]:
-    """Extents of equal parts: a last one that is much smaller would cost as many steps."""
+    """Extents of parts that are equal but for whole vectors: what is left of one is computed by elements."""
     counts = [1, *(x << n for x in (2, 3) for n in range(size.bit_length()))]
-    return sorted({t for count in counts if (t := -(-size // count)) >= least}) or [1]
+    parts = {-(-size // count) for count in counts}
+    vectors = {min(size, -(-t // VECTOR) * VECTOR) if t > VECTOR else t for t in parts if t >= least}
+    return sorted(vectors) or [1]
 
 
 def modelled_s(work: Work, sizes: tuple[int, ...], tiles: np.ndarray, rates: Rates) -> np.ndarray:
