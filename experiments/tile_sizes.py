@@ -252,8 +252,8 @@ def measure(name: str, share: Share, rates: Rates) -> dict[str, Any]:
 
 def _rank_correlation(one: Sequence[float] | np.ndarray, other: Sequence[float]) -> float:
     """Spearman's: the correlation of the places in the order of size."""
-    places = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(places)[0, 1])
+    places = np.stack([np.argsort(np.argsort(values)) for values in (one, other)])
+    return np.corrcoef(places)[0, 1].item()
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
