@@ -253,7 +253,7 @@ def measure(name: str, share: Share, rates: Rates) -> dict[str, Any]:
 def _rank_correlation(one: Sequence[float] | np.ndarray, other: Sequence[float]) -> float:
     """Spearman's: the correlation of the places in the order of size."""
     places = np.stack([np.argsort(np.argsort(values)) for values in (one, other)])
-    return np.corrcoef(places)[0, 1].item()
+    return float(np.asarray(np.corrcoef(places))[0, 1])
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
