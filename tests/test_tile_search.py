@@ -94,10 +94,13 @@ def test_what_is_swept(monkeypatch, mask):
 
 
 def test_the_cache_decides():
-    sizes = [np.prod(tile_of(nothing, 8192, Rates(cache_bytes=c))) for c in (1 << 16, 1 << 21, 50 << 20)]
-    assert sizes[0] < sizes[1] < sizes[2]
-    for cache, size in zip((1 << 16, 1 << 21, 50 << 20), sizes, strict=True):
-        assert 4 * tile_search.LIVE_TILES * size <= 2 * cache  # what does not fit is offered, but not taken
+    caches = 1 << 16, 1 << 21, 50 << 20
+    small, medium, large = (np.prod(tile_of(nothing, 8192, Rates(cache_bytes=c))) for c in caches)
+    assert small < medium < large
+    live_bytes = 4 * tile_search.LIVE_TILES
+    assert live_bytes * small <= tile_search.OVERSIZE * caches[0]
+    assert live_bytes * medium <= caches[1]  # what does not fit is offered, but not taken
+    assert live_bytes * large <= caches[2]
 
 
 def test_the_cost_of_a_step_decides():
