@@ -3,7 +3,7 @@
 A product of matrices adds its terms one after the other, and the rounding errors of a sum grow with its
 length. Several shorter sums, added up at last, have smaller ones. XLA's kernels keep one to four of them, by
 the number of columns (see `own_sums`): where the whole product has four, a tile may have one. Tiles of scores
-are therefore made of as many pieces as complete the four.
+are therefore made of as many pieces as complete what it has, or, where few of them are summed up, the four.
 
 Where the result is much smaller than a tile, as a weighted sum of values is, pieces cost little; where it is
 a tile itself, each is one more tile to write and to read. Sums of products of 16-bit numbers are left alone:
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,12 @@ def own_sums(columns: int) -> int:
     return MOST_OWN_SUMS if vectors % 2 else 2 if vectors % 4 else 1
 
 
+def columns_of(op: Operation, shape: Sequence[int]) -> int:
+    """Columns of a ``dot_general`` whose second operand has a shape."""
+    (_, rhs), (_, batch) = op.params["dimension_numbers"]
+    return math.prod(n for dim, n in enumerate(shape) if dim not in (*rhs, *batch))
+
+
 def contracted(
     op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int | None = None, sums: int = 1
 ) -> jax.Array:
@@ -64,11 +71,11 @@ def contracted(
       sums: Sums that are kept of each element at least, XLA's own included, unless pieces would be shorter
         than `SHORTEST_PIECE`.
     """
-    (lhs, rhs), (_, batch) = op.params["dimension_numbers"]
+    (lhs, rhs), _ = op.params["dimension_numbers"]
     length, longest = max(((x.shape[dim], i) for i, dim in enumerate(lhs)), default=(1, 0))
     terms = math.prod(x.shape[dim] for dim in lhs)
-    columns = math.prod(n for dim, n in enumerate(y.shape) if dim not in (*rhs, *batch))
-    count = min(-(-sums // own_sums(columns)), max(1, length // SHORTEST_PIECE))
+    own = own_sums(columns_of(op, y.shape))
+    count = min(-(-sums // own), max(1, length // SHORTEST_PIECE))
     if piece is not None:
         count = max(count, min(-(-terms // piece), length))
     if count <= 1 or jnp.promote_types(x.dtype, y.dtype) != jnp.float32:

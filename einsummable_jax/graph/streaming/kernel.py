@@ -22,7 +22,9 @@ from einsummable_jax.graph.streaming.contractions import (
     MANY_TERMS,
     MOST_OWN_SUMS,
     PIECE,
+    columns_of,
     contracted,
+    own_sums,
 )
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tile_search import Rates, Work, tile_sizes, work_of
@@ -431,7 +433,12 @@ class _Sweep:
             return {"piece": FINE_PIECE if few else PIECE}
         if few:
             return {"piece": FINEST_PIECE}
-        return {} if self.softmax is None or self.kernel.terms > MANY_TERMS else {"sums": MOST_OWN_SUMS}
+        if self.softmax is None:
+            return {}
+        if self.kernel.terms <= MANY_TERMS:
+            return {"sums": MOST_OWN_SUMS}
+        op = self.graph.operations[index]
+        return {"sums": own_sums(columns_of(op, self.graph.tensors[op.operands[1]].shape))}
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
