@@ -14,9 +14,9 @@ from einsummable_jax.topology import STRIDED_RUN, Cut, Topology
 _RELAYING = 1.2
 """How much longer an exchange takes through relays than its busiest port or cut does, about."""
 
-_FOREIGN = 0.01
-"""How much more an element counts in a shared memory that another device made. It settles what would be equal
-otherwise: of two layouts the one that more of what is needed is held in."""
+_FOREIGN = 0.1
+"""How much more an element counts in a shared memory that another device made: it lies in that one's cache.
+Of layouts that cost the same otherwise, this finds the one that holds more of what is needed."""
 
 Layouts = TileLayouts | SeveralTiles
 """Layouts of one tensor: all of one box per device, or all of any number."""
