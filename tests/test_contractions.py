@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_programs import run
 
 from einsummable_jax.graph import build_graph
+from einsummable_jax.graph.streaming import STREAMED, kernel, regions, stream
 from einsummable_jax.graph.streaming.contractions import contracted, own_sums
 from einsummable_jax.graph.streaming.visibility import whole_call
 
@@ -63,3 +65,27 @@ def test_sums_that_xla_keeps():
     single, double, quadruple = (error(100, columns) for columns in (128, 96, 112))
     assert [own_sums(columns) for columns in (128, 96, 112)] == [1, 2, 4]
     assert 1.2 < single / double < 1.7 and 1.2 < double / quadruple < 1.7
+
+
+def test_errors_of_attention(monkeypatch):
+    """Products of 256 columns keep one sum of each score, that of all 1,200 columns keeps four."""
+    monkeypatch.setattr(regions, "MIN_BYTES", 1)
+    monkeypatch.setattr(regions, "GROWTH", 0.5)
+    monkeypatch.setattr(kernel, "tile_sizes", lambda *_: (128, 64, 4))
+    draw = np.random.default_rng()
+    q, k, v = (draw.standard_normal(s).astype(np.float32) for s in ((300, 4, 64), (700, 64), (700, 64)))
+
+    def attend(xp, q, k, v):
+        scores = xp.einsum("sgh,th->gst", q, k) / 8
+        weights = xp.exp(scores - scores.max(-1, keepdims=True))
+        return xp.einsum("gst,th->sgh", weights / weights.sum(-1, keepdims=True), v)
+
+    function = lambda q, k, v: attend(jnp, q, k, v)  # noqa: E731
+    graph = stream(build_graph(jax.make_jaxpr(function)(q, k, v)))
+    assert STREAMED in [op.primitive for op in graph.operations]
+    exact = attend(np, *(x.astype(np.float64) for x in (q, k, v)))
+    ours, theirs = (
+        np.square(np.asarray(each(q, k, v)) - exact).mean()
+        for each in (jax.jit(lambda *args: run(graph, *args)[0]), jax.jit(function))
+    )
+    assert ours < theirs
