@@ -26,7 +26,7 @@ from einsummable_jax.graph.streaming.contractions import (
 )
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
-from einsummable_jax.layout import Monoid
+from einsummable_jax.layout import Interval, Monoid
 
 STREAMED = "streamed"
 """Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
@@ -80,6 +80,8 @@ class TileKernel:
       elements: The most that a tile may have.
       terms: How many terms masks leave of each result, about (see `contractions`).
       part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
+      interval: What is swept of the inner label (see `ranges`); None: all of it. Positions along it are
+        counted from its start in a kernel call, but for those of operands.
     """
 
     graph: Graph
@@ -91,6 +93,17 @@ class TileKernel:
     elements: int
     terms: float
     part: int | None = None
+    interval: Interval | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a sweep makes results, not what is yet to be put together (see `merging`)."""
+        return self.part is None and self.interval is None
+
+    @property
+    def first(self) -> int:
+        """Where along the inner label the pass begins."""
+        return 0 if self.interval is None else self.interval[0]
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -99,6 +112,7 @@ class TileKernel:
         for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
             sizes[label], starts[label] = size, start
         inner = self.seen.inner
+        starts[inner] = starts[inner] + self.first
         for (_, dims), array in zip(self.swept.operands, call.operands, strict=True):
             if inner in dims:  # no more is needed of it than the hull
                 dim = dims.index(inner)
@@ -278,7 +292,10 @@ class _Sweep:
 
     def _place(self, sink: Sink, tile: _Tile) -> list[Any]:
         """Where a tile's contribution begins in a result that may reach beyond the hull."""
-        begins = self.results[sink].starts
+        begins = [
+            begin + self.kernel.first if x == self.inner else begin
+            for x, begin in zip(sink.dims, self.results[sink].starts, strict=True)
+        ]
         offsets = [
             0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
         ]
@@ -318,7 +335,7 @@ class _Sweep:
     def _finish(self, carried: list[Any]) -> list[Any]:
         """What is left to be done when all tiles of a row have been seen."""
         softmax = self.softmax
-        if softmax is None or self.kernel.part is not None:
+        if softmax is None or not self.kernel.is_whole:
             return carried
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
