@@ -96,11 +96,6 @@ class TileKernel:
     interval: Interval | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether a sweep makes results, not what is yet to be put together (see `merging`)."""
-        return self.part is None and self.interval is None
-
-    @property
     def first(self) -> int:
         """Where along the inner label the pass begins."""
         return 0 if self.interval is None else self.interval[0]
@@ -292,13 +287,11 @@ class _Sweep:
 
     def _place(self, sink: Sink, tile: _Tile) -> list[Any]:
         """Where a tile's contribution begins in a result that may reach beyond the hull."""
-        begins = [
-            begin + self.kernel.first if x == self.inner else begin
-            for x, begin in zip(sink.dims, self.results[sink].starts, strict=True)
-        ]
+        begins = self.results[sink].starts
         offsets = [
             0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
         ]
+        offsets[sink.dims.index(self.inner)] -= self.kernel.first
         return [jnp.asarray(offset, jnp.int32) for offset in offsets]
 
     def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
@@ -335,8 +328,8 @@ class _Sweep:
     def _finish(self, carried: list[Any]) -> list[Any]:
         """What is left to be done when all tiles of a row have been seen."""
         softmax = self.softmax
-        if softmax is None or not self.kernel.is_whole:
-            return carried
+        if softmax is None or self.kernel.part is not None or self.kernel.interval is not None:
+            return carried  # the rest is for `merging` to do
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
         shift, dims = self._shift(state[softmax.peak], peak)
@@ -497,7 +490,7 @@ def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> An
 def aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
     """``value``, whose dimensions are the labels ``dims``, to be broadcast against one with ``wanted``."""
     kept = [d for d, label in enumerate(dims) if label is not None]
-    value = value.reshape([value.shape[d] for d in kept])
+    value = lax.squeeze(value, [d for d, label in enumerate(dims) if label is None])
     labels = [dims[d] for d in kept]
     order = [labels.index(x) for x in wanted if x is not None and x in labels]
     sizes = iter(value.shape[i] for i in order)

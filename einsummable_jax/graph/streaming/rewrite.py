@@ -45,6 +45,20 @@ def stream(
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
     """
+    return ways_to_stream(graph, min_bytes, known, cache_bytes, num_devices)[-1]
+
+
+def ways_to_stream(
+    graph: Graph,
+    min_bytes: int | None = None,
+    known: Mapping[int, np.ndarray] | None = None,
+    cache_bytes: float = CACHE_BYTES,
+    num_devices: int = 1,
+) -> tuple[Graph, ...]:
+    """The graphs that `stream` may choose from: one, and where labels have holes, one that sweeps ranges.
+
+    With ranges there is less to fetch, and more to put together (see `ranges`).
+    """
     regions, misses = find_regions(graph, min_bytes)
     summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes), _static(graph, known))
     if summed is not None and len((again := find_regions(summed, min_bytes))[1]) < len(misses):
@@ -60,11 +74,18 @@ def stream(
     static = _static(graph, known)
     elements = tile_elements(cache_bytes)
     kernels = [_kernel(graph, each, static, elements, num_devices) for each in passes_of(graph, regions)]
-    placed = _placed(graph, kernels, num_devices) if kernels else graph
-    if placed is None:
+    cuts = [ranges_of(kernel, num_devices) for kernel in kernels]
+    ways = [[()] * len(kernels), cuts] if any(cuts) else [cuts]
+    found = [_placed(graph, kernels, way) if kernels else graph for way in ways]
+    if any(placed is None for placed in found):
         sources = dict.fromkeys(_last(kernel).source for kernel in kernels)
         stored += [f"contraction at {source}: tiles would tear a loop apart" for source in sources]
-    return dataclasses.replace(placed or graph, stored=tuple(dict.fromkeys(stored)))
+        found = [graph]
+    return tuple(
+        dataclasses.replace(placed, stored=tuple(dict.fromkeys(stored)))
+        for placed in found
+        if placed is not None
+    )
 
 
 def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValues:
@@ -84,14 +105,13 @@ def _kernel(graph: Graph, swept: Pass, static: StaticValues, elements: int, num_
 
 
 def _operations(
-    kernel: TileKernel, num_devices: int, tensors: list[Tensor], literals: dict[int, Any]
+    kernel: TileKernel, ranges: Sequence[Interval], tensors: list[Tensor], literals: dict[int, Any]
 ) -> Sequence[Operation]:
     """The operations that a pass is: one, or several for parts or ranges, and what puts these together."""
     graph = kernel.graph
     whole = _operation(kernel, tuple(graph.operations[sink.operation].results[0] for sink in kernel.sinks))
     if kernel.part is not None:
         return in_parts(graph, whole, tensors, literals)
-    ranges = ranges_of(kernel, num_devices)
     return in_ranges(kernel, ranges, whole, _operation, tensors, literals) if ranges else [whole]
 
 
@@ -237,10 +257,15 @@ def _flops(graph: Graph, swept: Pass) -> float:
 # ---- the new graph ----------------------------------------------------------------------------------
 
 
-def _placed(graph: Graph, kernels: Sequence[TileKernel], num_devices: int) -> Graph | None:
+def _placed(
+    graph: Graph, kernels: Sequence[TileKernel], ranges: Sequence[Sequence[Interval]]
+) -> Graph | None:
     """The graph with each pass in place of the last of its sinks, and what reads earlier ones after it."""
     tensors, literals = list(graph.tensors), dict(graph.literals)
-    place = {max(k.swept.sinks): _operations(k, num_devices, tensors, literals) for k in kernels}
+    place = {
+        max(kernel.swept.sinks): _operations(kernel, cuts, tensors, literals)
+        for kernel, cuts in zip(kernels, ranges, strict=True)
+    }
     gone = {sink for kernel in kernels for sink in kernel.swept.sinks}.difference(place)
     operations: list[Operation] = []
     origins: list[int] = []
