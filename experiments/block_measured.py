@@ -19,6 +19,9 @@ from experiments.workloads import Workload, block_function, make_arguments
 
 OURS, SINGLE = "distribute", "single device"
 
+CONTENDS = 1.1
+"""A baseline that takes at most so many times as long as ours contends for the fastest."""
+
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 """Largest difference from the single-device result, relative to that result's largest element."""
 
@@ -46,6 +49,7 @@ def measure(
     baselines: Sequence[str] = tuple(BASELINES),
     in_a_row: int = IN_A_ROW,
     single: bool = True,
+    final_repeats: int = 0,
 ) -> list[dict[str, Any]]:
     """Time one workload on baselines and on ours, interleaved.
 
@@ -58,6 +62,8 @@ def measure(
       in_a_row: Calls of a program one after the other in each round, of which the fastest counts.
       single: Whether one device runs it, too, and its result is what the others are compared with. Where its
         memory does not fit, it is that of the first baseline that applies.
+      final_repeats: Further rounds of ours and of the baselines that are about as fast: which of them is the
+        fastest, and by how much, is less than a few rounds can tell on a noisy machine.
 
     Returns:
       A row per program, in the order single device, baselines (with ``skipped``, a reason, for those that do
@@ -84,13 +90,22 @@ def measure(
     programs.append(_ours(config, workload, arguments, devices, reference))
     calls = {program.name: program.call for program in programs}
     seconds = interleaved_seconds(calls, repeats, in_a_row)
+    close = {
+        name: call
+        for name, call in calls.items()
+        if name != SINGLE and paired_ratio(seconds[name], seconds[OURS]) <= CONTENDS
+    }
+    if final_repeats and len(close) > 1:
+        for name, more in interleaved_seconds(close, final_repeats, in_a_row).items():
+            seconds[name] += more
     rows = [
         program.row
         | {
             "program": program.name,
             "median_ms": median_ms(seconds[program.name]),
             "minimum_ms": min(seconds[program.name]) * 1e3,
-            "ratio": paired_ratio(seconds[program.name], seconds[OURS]),
+            "ratio": paired_ratio(seconds[program.name], seconds[OURS][: len(seconds[program.name])]),
+            "rounds": len(seconds[program.name]),
         }
         for program in programs
     ]

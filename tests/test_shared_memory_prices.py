@@ -120,6 +120,22 @@ def test_a_plan_avoids_short_runs():
     assert sum(exchange_runs(priced, SHARED)) < sum(exchange_runs(free, SHARED))
 
 
+def test_of_equal_exchanges_the_one_that_moves_less_is_cheaper():
+    """In a shared memory what a device has of what it needs is copied along, and costs nearly as much."""
+    shape, halves = (64, 32), layouts((64, 32), (2, 1))  # every other device needs the first half
+
+    def quarters(order: tuple[int, ...]) -> TileLayouts:
+        bounds = np.array([[[(16 * i, 16 * i + 16), (0, 32)] for i in order]], np.int64)
+        return TileLayouts(shape, bounds, np.zeros((1, P), np.int64), np.ones(1, np.int64))
+
+    near, far = (
+        exchange_table(quarters(order), halves, ITEMSIZE, FREE_RUNS) for order in ((0, 2, 1, 3), (2, 0, 3, 1))
+    )
+    assert near.received_bytes < far.received_bytes
+    assert near.seconds < far.seconds
+    np.testing.assert_allclose(near.seconds, far.seconds, rtol=0.1)
+
+
 # ---- slow loops ------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,21 @@ def test_masks(mask):
     check(lambda q, k, v: attention(q, k, v, mask(45, 45)), q, k, v)
 
 
+def unsigned(s, t):
+    """Where a row comes before a column, their difference wraps around and is large."""
+    return jnp.arange(s, dtype=jnp.uint32)[:, None] - jnp.arange(t, dtype=jnp.uint32) > 5
+
+
+def complement(s, t):
+    return ~(jnp.arange(s)[:, None] - jnp.arange(t)) >= 0
+
+
+@pytest.mark.parametrize("mask", [unsigned, complement])
+def test_masks_of_wrapped_and_complemented_integers(mask):
+    q, k, v = draw_heads("mqa", 45, 45, batch=1)
+    check(lambda q, k, v: attention(q, k, v, mask(45, 45)), q, k, v)
+
+
 @pytest.mark.parametrize("mask", [documents, blocks, some_rows_empty])
 def test_gradients_under_masks(mask):
     q, k, v = draw_heads("gqa", 45, 45, batch=1)

@@ -14,6 +14,10 @@ from einsummable_jax.topology import STRIDED_RUN, Cut, Topology
 _RELAYING = 1.2
 """How much longer an exchange takes through relays than its busiest port or cut does, about."""
 
+_FOREIGN = 0.1
+"""How much more an element counts in a shared memory that another device made: it lies in that one's cache.
+Of layouts that cost the same otherwise, this finds the one that holds more of what is needed."""
+
 Layouts = TileLayouts | SeveralTiles
 """Layouts of one tensor: all of one box per device, or all of any number."""
 
@@ -183,7 +187,7 @@ def _traffic_seconds(
     Args:
       missing: Elements each device receives, floats ``[p, U, V]``.
       touched: Elements each device reads and writes for it, floats that broadcast to the same shape. On a
-        machine of one shared memory they alone count, and add up.
+        machine of one shared memory they count for nearly all, and add up.
       held: What exists.
       needed: What is wanted.
       itemsize: Bytes per element.
@@ -191,10 +195,10 @@ def _traffic_seconds(
       rounds: How many rounds of moves it takes, one after the other.
     """
     if topology.shared:
-        per_element = itemsize / (topology.egress + topology.ingress)
-        if topology.run_s:
-            per_element = per_element + topology.run_s * _runs_per_element(held, needed)
-        return topology.latency_of(rounds) + touched.sum(axis=0) * per_element
+        total = touched.sum(axis=0)
+        copied = (total + _FOREIGN * missing.sum(axis=0)) * itemsize / (topology.egress + topology.ingress)
+        runs_s = topology.run_s * total * _runs_per_element(held, needed) if topology.run_s else 0.0
+        return topology.latency_of(rounds) + copied + runs_s
     memory = touched.max(axis=0) / topology.memory_bandwidth
     latency_s: np.ndarray | float = topology.latency_s
     if topology.links or topology.cuts or topology.latencies:

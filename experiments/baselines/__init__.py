@@ -13,6 +13,7 @@ from experiments.baselines.megatron import (
     megatron,
     megatron_sequence,
     propagation,
+    tensor_mixed_attention,
 )
 from experiments.baselines.sequence import context, ulysses
 
@@ -22,6 +23,7 @@ BASELINES: dict[str, Maker] = {
     "megatron + sequence": megatron_sequence,
     "data 2 x tensor": data2_tensor,
     "data 4 x tensor": data4_tensor,
+    "tensor, mixed attention": tensor_mixed_attention,
     "fsdp": fsdp,
     "ulysses": ulysses,
     "context": context,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 from jax.sharding import PartitionSpec as P
 
@@ -79,3 +80,46 @@ def propagation(config: LlamaConfig, workload: Workload, num_devices: int) -> Ba
     """Megatron's input shardings and nothing else: the rest is left to XLA's sharding propagation."""
     plain = megatron(config, workload, num_devices)
     return dataclasses.replace(plain, name="propagation", activations={}, imposes_output=False)
+
+
+def tensor_mixed_attention(config: LlamaConfig, workload: Workload, num_devices: int) -> Baseline:
+    """Tensor parallel in every matrix, with attention cut by key/value heads and by sequences.
+
+    For fewer key/value heads than devices: none is repeated, so caches and their traffic do not double (as
+    serving engines do that combine data-parallel attention with tensor parallelism).
+    """
+    tensor = math.gcd(config.kv_heads, num_devices)
+    data = num_devices // tensor
+    if data == 1:
+        raise DoesNotApply("there is a key/value head for every device: this is Megatron")
+    require_divides("batch", workload.batch, data)
+    require_divides("query heads per key/value head", config.group, data)
+    require_divides("ffn", config.ffn, num_devices)
+    both = ("tensor", "data")
+    by_heads = P(None, None, *both)
+    return Baseline(
+        name="tensor, mixed attention",
+        mesh_shape=(data, tensor),
+        params={
+            "wq": P(None, *both),
+            "wk": P(None, "tensor"),
+            "wv": P(None, "tensor"),
+            "wo": P(*both),
+            "w_gate": P(None, both),
+            "w_up": P(None, both),
+            "w_down": P(both),
+        },
+        cache=HEADS,
+        activations={
+            "attention_input": P(),
+            "q_projected": by_heads,
+            "q": HEADS,
+            "kv": HEADS,
+            "cache": HEADS,
+            "attended": HEADS,
+            "attended_returned": by_heads,
+            "residual": P(),
+            "mlp_input": P(),
+            "hidden": P(None, None, both),
+        },
+    )

@@ -19,6 +19,7 @@ from einsummable_jax.graph.streaming.visibility import (
     Bounds,
     Grid,
     StaticValues,
+    as_held,
     bounds_after,
     is_masked,
     is_zero,
@@ -183,7 +184,8 @@ class _Analysis:
             if op.primitive == "iota":
                 result = dim_labels(op.spec.results[0], labels)
                 dim = int(op.params["dimension"])
-                found[op.results[0]] = grid.iota(result[dim], graph.tensors[op.results[0]].shape[dim])
+                made = graph.tensors[op.results[0]]
+                found[op.results[0]] = as_held(made.dtype, grid.iota(result[dim], made.shape[dim]))
                 continue
             operands = []
             for tensor, array_map in zip(op.operands, op.spec.operands, strict=True):
@@ -197,7 +199,8 @@ class _Analysis:
                     operands.append(grid.of_array(value, dim_labels(array_map, labels)))
             result = unknown(grid.rank)
             if op.spec.elementwise:
-                result = bounds_after(op.primitive, op.params, operands, grid.rank)
+                dtype = graph.tensors[op.results[0]].dtype
+                result = bounds_after(op.primitive, op.params, operands, grid.rank, dtype)
             found.update((t, result) for t in op.results)
         return found
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from einsummable_jax.graph.graph import Graph
@@ -22,6 +23,8 @@ from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 
 MASKED = -1e9
 """A score of at most this is one that a mask has taken away; the exponential of what is left of it is 0."""
+EXACT = 2.0**53
+"""Larger integers are not followed: bounds are kept in float64."""
 MAX_STATIC = 1 << 25
 """Arrays of more elements are not computed while planning."""
 
@@ -152,19 +155,52 @@ def is_zero(bounds: Bounds) -> np.ndarray:
     return (bounds[0] == 0) & (bounds[1] == 0)
 
 
-def bounds_after(primitive: str, params: Mapping[str, Any], operands: Sequence[Bounds], rank: int) -> Bounds:
-    """Bounds of the result of an element-wise operation."""
+def bounds_after(
+    primitive: str, params: Mapping[str, Any], operands: Sequence[Bounds], rank: int, dtype: Any
+) -> Bounds:
+    """Bounds of the result, of type ``dtype``, of an element-wise operation."""
     if any(np.isnan(x).any() for pair in operands for x in pair):
         return unknown(rank)
     if primitive in _MOVES:
         return operands[0]
-    function = _BOUNDS.get(primitive)
+    kind = dtype.kind if isinstance(dtype, np.dtype) else ""
+    function = _BOUNDS_BY_KIND.get(kind, {}).get(primitive) or _BOUNDS.get(primitive)
     if function is None:
         return unknown(rank)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         low, high = function(params, *operands)
     lost = np.isnan(low) | np.isnan(high)
-    return np.where(lost, -np.inf, low), np.where(lost, np.inf, high)
+    return as_held(dtype, (np.where(lost, -np.inf, low), np.where(lost, np.inf, high)))
+
+
+def as_held(dtype: Any, bounds: Bounds) -> Bounds:
+    """Bounds of what an array of a type holds of exact results: integers wrap around, others are rounded."""
+    low, high = bounds
+    if not isinstance(dtype, np.dtype) or dtype == np.bool_:
+        return bounds
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        least, most = max(float(info.min), -EXACT), min(float(info.max), EXACT)
+        wraps = (low < least) | (high > most)
+        return np.where(wraps, float(info.min), low), np.where(wraps, float(info.max), high)
+    if not jnp.issubdtype(dtype, np.floating):
+        return bounds
+    info = jnp.finfo(dtype)
+    largest = float(info.max)
+    low, high = np.minimum(low, largest), np.maximum(high, -largest)
+    low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
+    return _rounded(low, high, info.nmant, float(info.tiny))
+
+
+def _rounded(low: np.ndarray, high: np.ndarray, mantissa_bits: int, tiny: float = 0.0) -> Bounds:
+    """Bounds of rounded numbers: integers of few bits are exact, and what is masked stays so."""
+
+    def slack(value: np.ndarray) -> np.ndarray:
+        exact = (value == np.floor(value)) & (abs(value) <= 2.0 ** (mantissa_bits + 1))
+        return np.where(exact | np.isinf(value), 0.0, abs(value) * 2.0 ** (2 - mantissa_bits) + tiny)
+
+    with np.errstate(invalid="ignore"):
+        return low - slack(low), np.where(high <= MASKED, high, high + slack(high))
 
 
 _MOVES = frozenset(
@@ -174,7 +210,6 @@ _MOVES = frozenset(
         "squeeze",
         "expand_dims",
         "copy",
-        "reduce_precision",
         "optimization_barrier",
     }
 )
@@ -198,14 +233,23 @@ def _mul(_: Any, x: Bounds, y: Bounds) -> Bounds:
 
 
 def _div(_: Any, x: Bounds, y: Bounds) -> Bounds:
-    zero = is_zero(x)
     quotients = [a / b for a in x for b in y]
     crosses = (y[0] <= 0) & (y[1] >= 0)
     low = np.where(crosses, -np.inf, np.minimum.reduce(quotients))
     high = np.where(crosses, np.inf, np.maximum.reduce(quotients))
-    # Integers are rounded towards zero, real numbers are not: the wider interval holds both.
-    low, high = np.where(low > 0, np.floor(low), low), np.where(high < 0, np.ceil(high), high)
-    return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+    return low, high
+
+
+def _quotient(params: Any, x: Bounds, y: Bounds) -> Bounds:
+    """Of real numbers: weights are divided by their sum, of which no more is known than that it is not 0."""
+    low, high = _div(params, x, y)
+    return np.where(is_zero(x), 0.0, low), np.where(is_zero(x), 0.0, high)
+
+
+def _whole_quotient(params: Any, x: Bounds, y: Bounds) -> Bounds:
+    """Of integers, rounded towards zero; to divide by 0 makes -1, even of 0."""
+    low, high = _div(params, x, y)
+    return np.trunc(low), np.trunc(high)
 
 
 def _exp(_: Any, x: Bounds) -> Bounds:
@@ -232,7 +276,11 @@ def _clamp(_: Any, least: Bounds, x: Bounds, most: Bounds) -> Bounds:
 
 
 def _not(_: Any, x: Bounds) -> Bounds:
-    return 1.0 - x[1], 1.0 - x[0]
+    return -1.0 - x[1], -1.0 - x[0]
+
+
+def _is_nonzero(_: Any, x: Bounds) -> Bounds:
+    return _truth((x[0] > 0) | (x[1] < 0), is_zero(x))
 
 
 def _is_truth(*operands: Bounds) -> bool:
@@ -260,6 +308,9 @@ def _rem(_: Any, x: Bounds, y: Bounds) -> Bounds:
     """The remainder has the sign of what is divided, and is smaller than what it is divided by."""
     most = np.minimum(np.maximum(abs(x[0]), abs(x[1])), np.maximum(abs(y[0]), abs(y[1])))
     low, high = np.where(x[0] < 0, -most, 0.0), np.where(x[1] > 0, most, 0.0)
+    # Of integers, the remainder of a division by 0 is what was to be divided; of others it is not a number.
+    by_zero = (y[0] <= 0) & (y[1] >= 0)
+    low, high = np.where(by_zero, -np.inf, low), np.where(by_zero, np.inf, high)
     known = (x[0] == x[1]) & (y[0] == y[1]) & (y[0] != 0)
     exact = np.fmod(x[0], np.where(known, y[0], 1.0))
     return np.where(known, exact, low), np.where(known, exact, high)
@@ -272,7 +323,7 @@ _BOUNDS: dict[str, Callable[..., Bounds]] = {
     "and": _and,
     "clamp": _clamp,
     "convert_element_type": lambda _, x: (np.floor(x[0]), np.ceil(x[1])),
-    "div": _div,
+    "div": _quotient,
     "eq": lambda _, x, y: _truth(
         (x[0] == x[1]) & (y[0] == y[1]) & (x[0] == y[0]), (x[1] < y[0]) | (y[1] < x[0])
     ),
@@ -291,8 +342,16 @@ _BOUNDS: dict[str, Callable[..., Bounds]] = {
     "neg": lambda _, x: (-x[1], -x[0]),
     "not": _not,
     "or": _or,
+    "reduce_precision": lambda params, x: _rounded(x[0], x[1], params["mantissa_bits"]),
     "rem": _rem,
     "select_n": _select,
     "sign": lambda _, x: (np.sign(x[0]), np.sign(x[1])),
     "sub": _sub,
 }
+_INTEGERS = {"div": _whole_quotient}
+_BOUNDS_BY_KIND: dict[str, dict[str, Callable[..., Bounds]]] = {
+    "b": {"convert_element_type": _is_nonzero, "not": lambda _, x: (1.0 - x[1], 1.0 - x[0])},
+    "i": _INTEGERS,
+    "u": _INTEGERS,
+}
+"""What is different for results of some types."""
