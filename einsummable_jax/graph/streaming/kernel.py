@@ -29,7 +29,7 @@ from einsummable_jax.graph.streaming.contractions import (
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tile_search import Rates, Work, tile_sizes, work_of
 from einsummable_jax.graph.streaming.tiling import Visibility
-from einsummable_jax.layout import Monoid
+from einsummable_jax.layout import Interval, Monoid
 
 STREAMED = "streamed"
 """Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
@@ -82,6 +82,8 @@ class TileKernel:
       rates: Those of the machine, by which the extents of tiles are found.
       terms: How many terms masks leave of each result, about (see `contractions`).
       part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
+      interval: What is swept of the inner label (see `ranges`); None: all of it. Positions along it are
+        counted from its start in a kernel call, but for those of operands.
     """
 
     graph: Graph
@@ -92,6 +94,12 @@ class TileKernel:
     rates: Rates
     terms: float
     part: int | None = None
+    interval: Interval | None = None
+
+    @property
+    def first(self) -> int:
+        """Where along the inner label the pass begins."""
+        return 0 if self.interval is None else self.interval[0]
 
     @functools.cached_property
     def work(self) -> Work:
@@ -106,6 +114,7 @@ class TileKernel:
         for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
             sizes[label], starts[label] = size, start
         inner = self.seen.inner
+        starts[inner] = starts[inner] + self.first
         for (_, dims), array in zip(self.swept.operands, call.operands, strict=True):
             if inner in dims:  # no more is needed of it than the hull
                 dim = dims.index(inner)
@@ -289,6 +298,7 @@ class _Sweep:
         offsets = [
             0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
         ]
+        offsets[sink.dims.index(self.inner)] -= self.kernel.first
         return [jnp.asarray(offset, jnp.int32) for offset in offsets]
 
     def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
@@ -325,8 +335,8 @@ class _Sweep:
     def _finish(self, carried: list[Any]) -> list[Any]:
         """What is left to be done when all tiles of a row have been seen."""
         softmax = self.softmax
-        if softmax is None or self.kernel.part is not None:
-            return carried
+        if softmax is None or self.kernel.part is not None or self.kernel.interval is not None:
+            return carried  # the rest is for `merging` to do
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
         shift, dims = self._shift(state[softmax.peak], peak)
@@ -491,7 +501,7 @@ def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> An
 def aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
     """``value``, whose dimensions are the labels ``dims``, to be broadcast against one with ``wanted``."""
     kept = [d for d, label in enumerate(dims) if label is not None]
-    value = value.reshape([value.shape[d] for d in kept])
+    value = lax.squeeze(value, [d for d, label in enumerate(dims) if label is None])
     labels = [dims[d] for d in kept]
     order = [labels.index(x) for x in wanted if x is not None and x in labels]
     sizes = iter(value.shape[i] for i in order)

@@ -210,17 +210,32 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
         empty = _without_blind_rows(analysis, edges, empty, label)
     empty = np.moveaxis(empty, inner, -1).copy()
     empty[empty.all(axis=-1)] = False  # every result is made of something
-    starts, stops = edges[inner][:-1], edges[inner][1:]
+    return swept_part(inner, region.extents, blocks, empty)
+
+
+def swept_part(inner: int, extents: Sequence[int], blocks: tuple[int, ...], empty: np.ndarray) -> Visibility:
+    """What is swept where some cells hold nothing.
+
+    Args:
+      inner: The inner label.
+      extents: Extent of each label.
+      blocks: Extent of a block along each label but the inner one.
+      empty: Whether a cell holds nothing, with a last axis for the blocks of the inner label.
+    """
+    full = extents[inner]
+    starts = np.arange(0, full, BLOCK)
+    stops = np.minimum(starts + BLOCK, full)
     low = np.where(empty, full, starts).min(axis=-1)
     high = np.where(empty, 0, stops).max(axis=-1)
-    widths = (high - low).astype(float)
+    widths = np.maximum(high - low, 0).astype(float)
     held = (~empty * (stops - starts)).sum(axis=-1).astype(float)
     weights = np.ones(low.shape)
-    for axis, label in enumerate(outer):
+    outer = [extent for label, extent in enumerate(extents) if label != inner]
+    for axis, (extent, block) in enumerate(zip(outer, blocks, strict=True)):
         if low.shape[axis] > 1:
             shape = [1] * low.ndim
             shape[axis] = -1
-            weights = weights * np.diff(edges[label]).reshape(shape)
+            weights = weights * np.diff([*range(0, extent, block), extent]).reshape(shape)
     share, swept_share = ((x * weights).sum() / (weights.sum() * full) for x in (widths, held))
     if swept_share < WORTHWHILE * share:
         return Visibility(inner, low, high, blocks, float(swept_share), empty)

@@ -93,15 +93,20 @@ class Grid:
 
     def of_array(self, value: np.ndarray, labels: Sequence[int | None]) -> Bounds:
         """Bounds of a known array whose dimension ``d`` is the region's label ``labels[d]`` (None: whole)."""
-        value = value.astype(np.float64)
-        low = high = value
+        low = high = value[tuple(self._reach(label) for label in labels)]
         for dim, label in enumerate(labels):
             if label is None:
                 low, high = low.min(axis=dim, keepdims=True), high.max(axis=dim, keepdims=True)
             else:
-                low = over_intervals(np.minimum, low, self.starts[label], self.stops[label], dim)
-                high = over_intervals(np.maximum, high, self.starts[label], self.stops[label], dim)
+                starts, stops = (edges[label] - self.starts[label][0] for edges in (self.starts, self.stops))
+                low = over_intervals(np.minimum, low, starts, stops, dim)
+                high = over_intervals(np.maximum, high, starts, stops, dim)
+        low, high = low.astype(np.float64), high.astype(np.float64)
         return self._aligned(low, labels), self._aligned(high, labels)
+
+    def _reach(self, label: int | None) -> slice:
+        """What the cells touch of a dimension."""
+        return slice(None) if label is None else slice(self.starts[label][0], self.stops[label][-1])
 
     def iota(self, label: int | None, extent: int) -> Bounds:
         """Bounds of the position along a label (None: along a dimension that is never cut)."""
