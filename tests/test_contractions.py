@@ -23,7 +23,8 @@ from einsummable_jax.graph.streaming.visibility import whole_call
         ("st,th->sh", ((5, 70), (70, 96)), {"sums": 4}, 2),  # XLA keeps two
         ("st,th->sh", ((5, 70), (70, 107)), {"sums": 4}, 1),  # four
         ("st,th->sh", ((5, 20), (20, 64)), {"sums": 2}, 1),  # too short
-        ("st,th->sh", ((5, 70), (70, 64)), {"sums": 4, "piece": 10}, 7),
+        ("st,th->sh", ((5, 70), (70, 64)), {"piece": 10}, 7),
+        ("st,th->sh", ((5, 70), (70, 96)), {"sums": 4, "piece": 32}, 5),  # of 16: XLA keeps half of the four
         (
             "gst,gsh->th",
             ((3, 30, 7), (3, 30, 4)),

@@ -51,7 +51,7 @@ def test_candidates(sizes, most):
     assert (found >= 1).all() and (found <= np.maximum(sizes, 1)).all()
     elements = found.prod(axis=1)
     vector = tile_search.VECTOR
-    assert (elements <= max(most, (2 * vector) ** (len(sizes) - 1))).all()
+    assert (elements <= max(most, vector ** (len(sizes) - 1))).all()
     long = [label for label, n in enumerate(sizes) if label and n > vector]
     assert ((found[:, long] % vector == 0) | (found[:, long] == np.array(sizes)[long])).all()
     nearly = -(-np.array(sizes) // np.maximum(-(-np.array(sizes) // found), 1))
@@ -61,7 +61,9 @@ def test_candidates(sizes, most):
 
 
 def test_small_boxes_are_one_tile():
-    assert candidates((1, 20, 20), {0}, 1 << 16).tolist() == [[1, 20, 20]]
+    assert candidates((1, 20, 9), {0}, 1 << 16).tolist() == [[1, 16, n] for n in (1, 2, 3, 5, 9)] + [
+        [1, 20, n] for n in (1, 2, 3, 5, 9)
+    ]
     swept = kernel(nothing, 24, 24)
     assert tile_sizes(swept.work, (24, 24), Rates()) == (24, 24)
 

@@ -3,7 +3,8 @@
 A product of matrices adds its terms one after the other, and the rounding errors of a sum grow with its
 length. Several shorter sums, added up at last, have smaller ones. XLA's kernels keep one to four of them, by
 the number of columns (see `own_sums`): where the whole product has four, a tile may have one. Tiles of scores
-are therefore made of as many pieces as complete what it has, or, where few of them are summed up, the four.
+are therefore made of as many pieces as complete what it has, or, where few of them are summed up, the four;
+and what is in pieces anyway is in so many more.
 
 Where the result is much smaller than a tile, as a weighted sum of values is, pieces cost little; where it is
 a tile itself, each is one more tile to write and to read. Sums of products of 16-bit numbers are left alone:
@@ -67,17 +68,18 @@ def contracted(
       call: Its kernel call for the tiles.
       x: Its first operand.
       y: The second.
-      piece: The most terms of a piece; None: any number.
+      piece: The most terms of a piece, if XLA keeps ``sums`` of it; by how much fewer it keeps, pieces are
+        shorter: a mask may leave only consecutive terms, which XLA's sums share. None: any number.
       sums: Sums that are kept of each element at least, XLA's own included, unless pieces would be shorter
         than `SHORTEST_PIECE`.
     """
     (lhs, rhs), _ = op.params["dimension_numbers"]
     length, longest = max(((x.shape[dim], i) for i, dim in enumerate(lhs)), default=(1, 0))
     terms = math.prod(x.shape[dim] for dim in lhs)
-    own = own_sums(columns_of(op, y.shape))
-    count = min(-(-sums // own), max(1, length // SHORTEST_PIECE))
+    lacking = -(-sums // own_sums(columns_of(op, y.shape)))
+    count = min(lacking, max(1, length // SHORTEST_PIECE))
     if piece is not None:
-        count = max(count, min(-(-terms // piece), length))
+        count = max(count, min(-(-terms * lacking // piece), length))
     if count <= 1 or jnp.promote_types(x.dtype, y.dtype) != jnp.float32:
         return op.spec.kernel(call, x, y)[0]
     found = [

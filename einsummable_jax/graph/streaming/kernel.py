@@ -438,17 +438,16 @@ class _Sweep:
 
     def _pieces(self, index: int) -> dict[str, int]:
         """How a contraction is added up: see `contracted`."""
+        op = self.graph.operations[index]
+        whole = own_sums(columns_of(op, self.graph.tensors[op.operands[1]].shape))
         few = self.kernel.terms <= FEW_TERMS
         if index in self.swept.sinks:
-            return {"piece": FINE_PIECE if few else PIECE}
+            return {"piece": FINE_PIECE if few else PIECE, "sums": whole}
         if few:
             return {"piece": FINEST_PIECE}
         if self.softmax is None:
             return {}
-        if self.kernel.terms <= MANY_TERMS:
-            return {"sums": MOST_OWN_SUMS}
-        op = self.graph.operations[index]
-        return {"sums": own_sums(columns_of(op, self.graph.tensors[op.operands[1]].shape))}
+        return {"sums": MOST_OWN_SUMS if self.kernel.terms <= MANY_TERMS else whole}
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]

@@ -214,20 +214,17 @@ def candidates(sizes: Sequence[int], shared: Collection[int], most_elements: int
       shared: Labels along which products share nothing; all others are to be no shorter than vectors are.
       most_elements: The most that a tile may have, if there are any so small.
     """
-    extents = [
-        _divisions(n, 1 if label in shared or n <= VECTOR else VECTOR) for label, n in enumerate(sizes)
-    ]
+    extents = [_divisions(n, 1 if label in shared else VECTOR) for label, n in enumerate(sizes)]
     tiles = np.array([*itertools.product(*extents)], np.int64)
     elements = tiles.prod(axis=1)
     return tiles[elements <= max(most_elements, elements.min())]
 
 
-def _divisions(size: int, least: int) -> list[int]:
+def _divisions(size: int, vector: int) -> list[int]:
     """Extents of parts that are equal but for whole vectors: what is left of one is computed by elements."""
     counts = [1, *(x << n for x in (2, 3) for n in range(size.bit_length()))]
-    parts = {-(-size // count) for count in counts}
-    vectors = {min(size, -(-t // VECTOR) * VECTOR) if t > VECTOR else t for t in parts if t >= least}
-    return sorted(vectors) or [1]
+    parts = {max(1, -(-size // count)) for count in counts}
+    return sorted(parts if size <= vector else {min(size, -(-t // vector) * vector) for t in parts})
 
 
 def modelled_s(work: Work, sizes: tuple[int, ...], tiles: np.ndarray, rates: Rates) -> np.ndarray:
