@@ -82,6 +82,20 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+def assert_hulls_hold_all(graph, seen):
+    """What queries see of each range, and all of it where they see nothing at all; work is counted there."""
+    seen[~seen.any(axis=1)] = True
+    for op in streamed(graph):
+        if op.spec.within is not None:
+            label, hull = op.spec.within
+            start, stop = op.spec.kernel.interval
+            assert op.spec.labels[label].extent == stop - start
+            for row, there in enumerate(seen[:, start:stop]):
+                low, high = hull.interval(row, row + 1)
+                assert not there[:low].any() and not there[high:].any()
+                assert high <= stop - start
+
+
 @pytest.mark.parametrize(
     "heads, mask, fill, length, intervals",
     [
@@ -97,9 +111,20 @@ def test_ranges_are_put_together(heads, mask, fill, length, intervals):
     whole, graph = ways(function, q, k, v)
     assert [op.spec.kernel.interval for op in streamed(graph)] == intervals
     assert sum(op.spec.flops for op in streamed(graph)) <= 1.001 * streamed(whole)[0].spec.flops
+    assert_hulls_hold_all(graph, np.array(mask(length, length)))
     by_ranges = jax.jit(lambda *args: run(graph, *args))
     for scale in (1.0, 30.0):
         assert_close(by_ranges(scale * q, k, v), function(scale * q, k, v))
+
+
+def test_nothing_comes_of_what_is_in_no_range():
+    q, k, v = draw_heads("mha", 40, 176, batch=1)
+    function = with_gradients(lambda q, k, v: attention(q, k, v, both_ends(40, 176)), argnums=(0, 1))
+    _, graph = ways(function, q, k, v)
+    assert [op.spec.kernel.interval for op in streamed(graph)] == 2 * [(0, 16), (160, 176)]
+    found = jax.jit(lambda *args: run(graph, *args))(q, k, v)
+    assert not np.any(found[2][:, 16:160]) and np.any(found[2][:, 160:])
+    assert_close(found, jax.jit(function)(q, k, v))
 
 
 @pytest.mark.parametrize("mask", [nothing, causal, window, documents])
@@ -111,18 +136,18 @@ def test_without_holes_there_is_one_way(mask):
 def test_blocks_here_and_there_are_in_no_ranges():
     """A device that has many rows needs nearly all that lies between."""
     q, k, v = draw_heads("mha", 640, 640, batch=1)
-    seen = np.random.default_rng(0).random((40, 40)) < 0.25
+    seen = np.random.default_rng(0).random((40, 40)) < 0.06
     mask = (seen | np.eye(40, dtype=bool)).repeat(16, 0).repeat(16, 1)
     graph = build_graph(jax.make_jaxpr(lambda q, k, v, mask: attention(q, k, v, mask))(q, k, v, mask))
     (graph,) = ways_to_stream(graph, known={3: mask}, num_devices=8)
     (op,) = streamed(graph)
-    assert op.spec.kernel.seen.share < 0.4
+    assert op.spec.kernel.seen.share < 0.2
 
 
 def test_one_device_fetches_nothing():
     q, k, v = draw_heads("mha", 171, 171, batch=1)
-    function = lambda q, k, v: attention(q, k, v, first_and_last(171, 171))  # noqa: E731
-    assert len(ways(function, q, k, v, num_devices=1)) == 1
+    function = lambda q, k, v: attention(q, k, v, both_ends(171, 171))  # noqa: E731
+    assert [len(ways(function, q, k, v, num_devices=n)) for n in (1, 2)] == [1, 2]
 
 
 def test_cuts_leave_least_to_fetch():
