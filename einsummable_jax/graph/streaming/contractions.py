@@ -58,6 +58,27 @@ def columns_of(op: Operation, shape: Sequence[int]) -> int:
     return math.prod(n for dim, n in enumerate(shape) if dim not in (*rhs, *batch))
 
 
+def pieces(op: Operation, shape: Sequence[int], terms: float, ends: bool, softmax: bool) -> dict[str, int]:
+    """How a pass is to add up a contraction: arguments of `contracted`.
+
+    Args:
+      op: The operation.
+      shape: Shape of the whole second operand.
+      terms: How many terms masks leave of each result of the pass, about.
+      ends: Whether the operation ends the pass: its results are much smaller than tiles.
+      softmax: Whether the pass is a running softmax.
+    """
+    whole = own_sums(columns_of(op, shape))
+    few = terms <= FEW_TERMS
+    if ends:
+        return {"piece": FINE_PIECE if few else PIECE, "sums": whole}
+    if few:
+        return {"piece": FINEST_PIECE}
+    if not softmax:
+        return {}
+    return {"sums": MOST_OWN_SUMS if terms <= MANY_TERMS else whole}
+
+
 def contracted(
     op: Operation, call: LocalCall, x: jax.Array, y: jax.Array, piece: int | None = None, sums: int = 1
 ) -> jax.Array:

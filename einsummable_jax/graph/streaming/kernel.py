@@ -15,17 +15,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import (
-    FEW_TERMS,
-    FINE_PIECE,
-    FINEST_PIECE,
-    MANY_TERMS,
-    MOST_OWN_SUMS,
-    PIECE,
-    columns_of,
-    contracted,
-    own_sums,
-)
+from einsummable_jax.graph.streaming.contractions import contracted, pieces
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
 from einsummable_jax.graph.streaming.tile_search import Rates, Work, tile_sizes, work_of
 from einsummable_jax.graph.streaming.tiling import Visibility
@@ -430,24 +420,13 @@ class _Sweep:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
         if op.primitive == "dot_general":
-            results = [contracted(op, call, *operands, **self._pieces(index))]
+            shape = self.graph.tensors[op.operands[1]].shape
+            kind = (index in self.swept.sinks, self.softmax is not None)
+            results = [contracted(op, call, *operands, **pieces(op, shape, self.kernel.terms, *kind))]
         else:
             results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
-
-    def _pieces(self, index: int) -> dict[str, int]:
-        """How a contraction is added up: see `contracted`."""
-        op = self.graph.operations[index]
-        whole = own_sums(columns_of(op, self.graph.tensors[op.operands[1]].shape))
-        few = self.kernel.terms <= FEW_TERMS
-        if index in self.swept.sinks:
-            return {"piece": FINE_PIECE if few else PIECE, "sums": whole}
-        if few:
-            return {"piece": FINEST_PIECE}
-        if self.softmax is None:
-            return {}
-        return {"sums": MOST_OWN_SUMS if self.kernel.terms <= MANY_TERMS else whole}
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
