@@ -40,7 +40,7 @@ def stream(
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
       cache_bytes: The cache that tiles are to stay in.
-      num_devices: How many devices may share what a running softmax sweeps.
+      num_devices: How many devices may share what is swept.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
