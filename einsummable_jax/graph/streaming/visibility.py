@@ -170,7 +170,11 @@ def bounds_after(
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         low, high = function(params, *operands)
     lost = np.isnan(low) | np.isnan(high)
-    return as_held(dtype, (np.where(lost, -np.inf, low), np.where(lost, np.inf, high)))
+    if primitive not in _SETTLES:
+        for least, most in operands:  # perhaps not a number, and neither is then what is made of it
+            lost = lost | (np.isneginf(least) & np.isposinf(most))
+    nothing = (0.0, 1.0) if kind == "b" else (-np.inf, np.inf)
+    return as_held(dtype, (np.where(lost, nothing[0], low), np.where(lost, nothing[1], high)))
 
 
 def as_held(dtype: Any, bounds: Bounds) -> Bounds:
@@ -215,6 +219,10 @@ _MOVES = frozenset(
 )
 
 
+_SETTLES = frozenset({"add", "add_any", "sub", "mul", "div", "select_n", "and", "or", "not"})
+"""Operations known of unknown operands, too: masked scores stay so, nothing times anything is nothing."""
+
+
 def _add(_: Any, x: Bounds, y: Bounds) -> Bounds:
     masked = is_masked(x) | is_masked(y)
     return np.where(masked, -np.inf, x[0] + y[0]), np.where(masked, MASKED, x[1] + y[1])
@@ -241,9 +249,11 @@ def _div(_: Any, x: Bounds, y: Bounds) -> Bounds:
 
 
 def _quotient(params: Any, x: Bounds, y: Bounds) -> Bounds:
-    """Of real numbers: weights are divided by their sum, of which no more is known than that it is not 0."""
+    """Of real numbers: weights are divided by sums of which nothing is known; they are taken not to be 0."""
     low, high = _div(params, x, y)
-    return np.where(is_zero(x), 0.0, low), np.where(is_zero(x), 0.0, high)
+    crosses = (y[0] <= 0) & (y[1] >= 0)
+    zero = is_zero(x) & (~crosses | np.isinf(y[0]) | np.isinf(y[1]))
+    return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
 
 
 def _whole_quotient(params: Any, x: Bounds, y: Bounds) -> Bounds:
