@@ -117,6 +117,24 @@ def test_ranges_are_put_together(heads, mask, fill, length, intervals):
         assert_close(by_ranges(scale * q, k, v), function(scale * q, k, v))
 
 
+def test_in_a_loop():
+    """A mask that every step of a loop makes alike is as good as one made outside."""
+    q, k, v = draw_heads("mqa", 128, 128, batch=1)
+
+    def function(q, k, v):
+        def layer(x, scale):
+            return attention(scale * x, k, v, first_and_last(128, 128)), None
+
+        return jax.lax.scan(layer, q, jnp.arange(1.0, 4.0))[0]
+
+    _, graph = ways(function, q, k, v)
+    assert [op.spec.kernel.interval for op in streamed(graph)] == [(0, 16), (16, 128)]
+    topology = machine("dgx_a100", 2)
+    plan, programs = with_exchanges(search(graph, topology, "bytes"), topology)
+    executable = Executable(Lowerable(plan, programs, tuple(jax.devices()[:2])))
+    assert_close(executable.place_and_run((q, k, v)), [jax.jit(function)(q, k, v)])
+
+
 def test_nothing_comes_of_what_is_in_no_range():
     q, k, v = draw_heads("mha", 40, 176, batch=1)
     function = with_gradients(lambda q, k, v: attention(q, k, v, both_ends(40, 176)), argnums=(0, 1))

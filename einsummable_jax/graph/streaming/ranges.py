@@ -35,7 +35,7 @@ MAX_EDGES = 256
 
 
 def ranges_of(kernel: TileKernel, num_devices: int) -> tuple[Interval, ...]:
-    """The ranges to cut the swept label in, ascending; what is between them nobody sees. None if it is whole.
+    """The ranges to cut the swept label in, ascending; empty: it is whole. What is between them nobody sees.
 
     The cuts leave least to fetch of all positions, over devices that share the rows equally: a device needs
     what lies between the first and the last position that any of its rows sees.

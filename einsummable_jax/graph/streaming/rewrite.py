@@ -40,7 +40,7 @@ def stream(
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
       rates: The machine's, by which the extents of tiles are found; by default those of a few cores.
-      num_devices: How many devices may share what a running softmax sweeps.
+      num_devices: How many devices may share what is swept.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.

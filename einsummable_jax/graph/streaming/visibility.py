@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 
 MASKED = -1e9
@@ -57,8 +57,8 @@ class StaticValues:
             return None
         op = graph.operations[index]
         known = op.spec.elementwise or op.primitive == "reshape"
-        if graph.loop_of_operation[index] is not None or not known:
-            return None
+        if op.primitive in (SCAN_CARRY, SCAN_SLICE, SCAN_STACK) or not known:
+            return None  # what each step of a loop makes alike is known, what comes from the steps is not
         operands = [self[t] for t in op.operands]
         if any(x is None for x in operands):
             return None
