@@ -99,10 +99,19 @@ def test_the_cache_decides():
     caches = 1 << 16, 1 << 21, 50 << 20
     small, medium, large = (np.prod(tile_of(nothing, 8192, Rates(cache_bytes=c))) for c in caches)
     assert small < medium < large
-    live_bytes = 4 * tile_search.LIVE_TILES
-    assert live_bytes * small <= tile_search.OVERSIZE * caches[0]
-    assert live_bytes * medium <= caches[1]  # what does not fit is offered, but not taken
-    assert live_bytes * large <= caches[2]
+    for elements, cache_bytes in zip((small, medium, large), caches, strict=True):
+        assert 4 * tile_search.LIVE_TILES * elements <= cache_bytes
+
+
+def test_what_is_added_up_in_pieces_is_swept_in_pieces(monkeypatch):
+    """Tiles are no longer, along what is summed, than a piece: more would be cut again, and copied."""
+    lengths = []
+    for piece in (64, 1 << 20):
+        monkeypatch.setattr(tile_search, "PIECE", piece)
+        tile_sizes.cache_clear()
+        lengths.append(tile_of(nothing, 4096, Rates(kernel_s=2e-7))[1])
+    tile_sizes.cache_clear()
+    assert lengths[0] <= 64 < lengths[1]
 
 
 def test_the_cost_of_a_step_decides():

@@ -19,6 +19,7 @@ import numpy as np
 
 from einsummable_jax.graph.graph import Graph, Tensor
 from einsummable_jax.graph.streaming import tiling
+from einsummable_jax.graph.streaming.contractions import PIECE
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone
 from einsummable_jax.graph.streaming.tiling import Visibility
 from einsummable_jax.graph.streaming.visibility import over_intervals
@@ -26,15 +27,13 @@ from einsummable_jax.topology import CACHE_BYTES, Topology
 
 LIVE_TILES = 8
 """Tiles of large tensors, of four bytes an element, that are live while one step of a loop runs."""
-OVERSIZE = 4
-"""Live tiles of at most so many times the cache are considered: beyond, more memory is all that is gained."""
 VECTOR = 16
 """Elements of a vector (AVX-512): rows and columns of products are divided in multiples of it."""
 _MOST_ROWS = 64
 """Places along a label at which it is looked up how much a mask leaves."""
 
-# What follows was fitted to passes of attention and cross-entropy on 8 CPU devices of a server with two cores
-# (AVX-512, 2 MiB of L2 cache each), 20 tiles each; see experiments.tile_sizes.
+# What follows was fitted to passes of attention on 8 CPU devices of a server with two cores (AVX-512, 2 MiB
+# of L2 cache each), 20 tiles each; see experiments.tile_sizes.
 _SHORT = 5.0
 """A product runs at half of its rate where one of its extents is so short."""
 _CACHE_RATE = 4.5
@@ -69,8 +68,8 @@ class Rates:
 
     @property
     def most_elements(self) -> int:
-        """The most elements of a tile that is considered."""
-        return max(1, int(OVERSIZE * self.cache_bytes) // (4 * LIVE_TILES))
+        """The most elements of a tile that is considered: its live tiles are to fit the cache."""
+        return max(1, int(self.cache_bytes) // (4 * LIVE_TILES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +94,25 @@ class Product:
       fixed: Their extents along dimensions that are never cut.
       batch: Labels that all operands have.
       batch_fixed: Extent of others of that kind.
+      ends: Whether its result is a result of the pass: it is then added up in pieces (see `contractions`).
     """
 
     groups: tuple[tuple[int, ...], ...]
     fixed: tuple[int, ...]
     batch: tuple[int, ...]
     batch_fixed: int
+    ends: bool
+
+    def extents(self, tiles: np.ndarray) -> list[np.ndarray]:
+        """Rows, columns and terms in tiles, ``[candidates]`` each."""
+        return [
+            fixed * tiles[:, labels].prod(axis=1)
+            for labels, fixed in zip(self.groups, self.fixed, strict=True)
+        ]
+
+    def count(self, tiles: np.ndarray) -> np.ndarray:
+        """How many there are in tiles, ``[candidates]``."""
+        return self.batch_fixed * tiles[:, self.batch].prod(axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,7 +199,8 @@ def _product(graph: Graph, swept: Pass, index: int) -> Product:
         return tuple(sorted(x for k in group if (x := names[k]) is not None))
 
     fixed = [math.prod(op.spec.labels[k].extent for k in group if names[k] is None) for group in groups]
-    return Product(tuple(map(cut, groups[:3])), tuple(fixed[:3]), cut(groups[3]), fixed[3])
+    ends = index in swept.sinks
+    return Product(tuple(map(cut, groups[:3])), tuple(fixed[:3]), cut(groups[3]), fixed[3], ends)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -261,6 +274,7 @@ def modelled_s(work: Work, sizes: tuple[int, ...], tiles: np.ndarray, rates: Rat
         + sum(_product_s(product, tiles, rates) for product in work.products)
         + work.vectors * elements / (rates.flops * _VECTOR_RATE)
         + traffic_s(4.0 * work.accesses * elements, live)
+        + traffic_s(8.0 * sum(_in_pieces(product, tiles) for product in work.products), live)
         + traffic_s(4 * touched(work.rows, tiles) + 2 * touched(resting, tiles), live)
         + traffic_s(2 * touched(swept, tiles), touched(swept, whole_rows))
         + traffic_s(4 * touched(work.columns, tiles), touched(work.columns, whole_rows))
@@ -271,13 +285,19 @@ def modelled_s(work: Work, sizes: tuple[int, ...], tiles: np.ndarray, rates: Rat
 
 def _product_s(product: Product, tiles: np.ndarray, rates: Rates) -> np.ndarray:
     """Seconds of one contraction of tiles."""
-    flops = np.full(len(tiles), 2.0 * product.batch_fixed) * tiles[:, product.batch].prod(axis=1)
-    slowdown = np.ones(len(tiles))
-    for labels, fixed in zip(product.groups, product.fixed, strict=True):
-        extent = fixed * tiles[:, labels].prod(axis=1)
+    flops, slowdown = 2.0 * product.count(tiles), np.ones(len(tiles))
+    for extent in product.extents(tiles):
         flops *= extent
         slowdown *= (extent + _SHORT) / extent
     return flops * slowdown / rates.flops
+
+
+def _in_pieces(product: Product, tiles: np.ndarray) -> np.ndarray:
+    """Elements that are copied where a contraction is added up in pieces: operands, and results of each."""
+    rows, columns, terms = product.extents(tiles)
+    pieces = -(-terms // PIECE) if product.ends else np.ones_like(terms)
+    copied = (rows + columns) * terms + pieces * rows * columns
+    return np.where(pieces > 1, product.count(tiles) * copied, 0)
 
 
 def swept_share(work: Work, tiles: np.ndarray) -> np.ndarray:
