@@ -274,7 +274,7 @@ def modelled_s(work: Work, sizes: tuple[int, ...], tiles: np.ndarray, rates: Rat
         + sum(_product_s(product, tiles, rates) for product in work.products)
         + work.vectors * elements / (rates.flops * _VECTOR_RATE)
         + traffic_s(4.0 * work.accesses * elements, live)
-        + traffic_s(8.0 * sum(_in_pieces(product, tiles) for product in work.products), live)
+        + sum(traffic_s(8.0 * _in_pieces(product, tiles), live) for product in work.products)
         + traffic_s(4 * touched(work.rows, tiles) + 2 * touched(resting, tiles), live)
         + traffic_s(2 * touched(swept, tiles), touched(swept, whole_rows))
         + traffic_s(4 * touched(work.columns, tiles), touched(work.columns, whole_rows))
