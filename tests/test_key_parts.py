@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import STREAMED, parts, regions, stream, tiling
+from einsummable_jax.graph.streaming import STREAMED, parts, regions, stream, tile_search, tiling
 
 QUERIES, SIZE = 3, 8
 
@@ -19,7 +19,7 @@ QUERIES, SIZE = 3, 8
 def short_parts(monkeypatch):
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
     monkeypatch.setattr(regions, "GROWTH", 1)
-    monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
+    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
     monkeypatch.setattr(tiling, "BLOCK", 16)
     monkeypatch.setattr(parts, "MIN_LENGTH", 16)
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import STREAMED, regions, stream, tiling
+from einsummable_jax.graph.streaming import STREAMED, regions, stream, tile_search
 
 ROWS, WIDTH, CLASSES = 20, 4, 90
 
@@ -18,7 +18,7 @@ ROWS, WIDTH, CLASSES = 20, 4, 90
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
+    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
 
 
 def log_softmax(mode):

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import STREAMED, regions, row_products, stream, tiling
+from einsummable_jax.graph.streaming import STREAMED, regions, row_products, stream, tile_search, tiling
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
     monkeypatch.setattr(regions, "GROWTH", 0.5)
     monkeypatch.setattr(row_products, "FEW_TERMS", 0)
-    monkeypatch.setattr(tiling, "LIVE_TILES", 2048)  # 16 by 16 in a cache of 2 MiB
+    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
     monkeypatch.setattr(tiling, "BLOCK", 16)
 
 
@@ -244,19 +244,6 @@ def test_sums_of_few_terms_are_swept(monkeypatch):
     monkeypatch.setattr(row_products, "FEW_TERMS", 64)
     graph = check(alone, q, k, v, passes=3)
     assert not np.any(jax.jit(lambda *args: run(graph, *args))(q, k, v)[1])
-
-
-@pytest.mark.parametrize("cache_bytes", [1 << 18, 1 << 21, 40e6])
-def test_tiles_fit_the_cache(monkeypatch, cache_bytes):
-    monkeypatch.setattr(tiling, "LIVE_TILES", 8)
-    elements = tiling.tile_elements(cache_bytes)
-    assert 0.9 * cache_bytes <= 8 * 4 * elements <= cache_bytes
-    for sizes, shared in (((3, 5000, 7000), (True, False, False)), ((70, 100000), (False, False))):
-        tile = tiling.tile_sizes(sizes, shared, len(sizes) - 1, elements)
-        assert np.prod(tile) <= elements
-        assert all(t == 1 for t, alone in zip(tile, shared, strict=True) if alone)
-        assert max(tile) <= np.sqrt(elements)
-        assert max(tile) >= 0.8 * np.sqrt(elements)
 
 
 def test_scores_that_are_a_result_stay():

@@ -14,6 +14,10 @@ from einsummable_jax.search import Boundary, Plan
 REMEDY = "Remedy: plan anew (leave out plan=), or use the plan for the program that it was made for"
 
 
+class PlanMismatchError(ValueError):
+    """A plan was given that is not for the program at hand."""
+
+
 def plan_text(plan: Plan | str | os.PathLike[str]) -> str:
     """A plan, or the file that holds it, as JSON."""
     if isinstance(plan, Plan):
@@ -34,12 +38,13 @@ def given_plan(text: str, graph: Graph, boundary: Boundary, num_devices: int, ti
       tiled_state: Whether the plan may leave state in tiles.
 
     Raises:
-      ValueError: If it is for another program or device count, or contradicts what is fixed.
+      PlanMismatchError: If it is for another program.
+      ValueError: If it is for another device count, or contradicts what is fixed.
     """
     try:
         plan = Plan.from_json(text, graph)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the plan given cannot be used: {error}. {REMEDY}") from error
+        raise PlanMismatchError(f"the plan given cannot be used: {error}. {REMEDY}") from error
     if plan.num_devices != num_devices:
         raise ValueError(
             f"the plan given is for {plan.num_devices} devices, the function runs on {num_devices}; pass "

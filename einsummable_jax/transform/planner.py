@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,12 @@ import numpy as np
 
 from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
 from einsummable_jax.graph import Graph, build_graph
-from einsummable_jax.graph.streaming import stream
+from einsummable_jax.graph.streaming import Rates, ways_to_stream
 from einsummable_jax.layout import Demand
 from einsummable_jax.lowering import Lowerable, storage_dtype
-from einsummable_jax.search import Boundary, Plan, search
+from einsummable_jax.search import Boundary, MemoryLimitError, Plan, search
 from einsummable_jax.topology import Topology
-from einsummable_jax.transform.given_plan import given_plan
+from einsummable_jax.transform.given_plan import PlanMismatchError, given_plan
 from einsummable_jax.transform.known import KnownArray
 from einsummable_jax.transform.layouts import FixedLayouts
 from einsummable_jax.transform.plan_cache import cached_plan
@@ -118,6 +118,26 @@ def _planned(graph: Graph, options: Options, boundary: Boundary, donated: tuple[
     return cached_plan(graph, options.topology, boundary, (*options.of_search, ("donated", donated)), find)
 
 
+def _cheapest(graphs: Sequence[Graph], planned: Callable[[Graph], Plan]) -> Plan:
+    """The plan of least cost for any of several graphs of one program.
+
+    Raises:
+      MemoryLimitError: If no plan for any of them fits.
+      PlanMismatchError: If a plan is given that is for none of them.
+    """
+    plans: list[Plan] = []
+    errors: list[ValueError] = []
+    for graph in graphs:
+        try:
+            plans.append(planned(graph))
+        except (MemoryLimitError, PlanMismatchError) as error:
+            errors.append(error)
+    if not plans:
+        raise errors[0]
+    best = min(plans, key=lambda plan: plan.cost)
+    return dataclasses.replace(best, lower_bound=min(plan.lower_bound for plan in plans))
+
+
 @functools.lru_cache(maxsize=128)
 def prepare(
     jaxpr: Any,
@@ -145,8 +165,8 @@ def prepare(
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     values = {position: array.value for position, array in known}
-    graph = stream(graph, None, values, options.topology.cache_bytes, len(options.devices))
-    plan = _planned(graph, options, options.boundary(graph, fixed), donated)
+    graphs = ways_to_stream(graph, None, values, Rates.of(options.topology), len(options.devices))
+    plan = _cheapest(graphs, lambda graph: _planned(graph, options, options.boundary(graph, fixed), donated))
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)

@@ -15,18 +15,11 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
-from einsummable_jax.graph.streaming.contractions import (
-    FEW_TERMS,
-    FINE_PIECE,
-    FINEST_PIECE,
-    HALF,
-    MANY_TERMS,
-    PIECE,
-    contracted,
-)
+from einsummable_jax.graph.streaming.contractions import contracted, pieces
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
-from einsummable_jax.graph.streaming.tiling import Visibility, tile_sizes
-from einsummable_jax.layout import Monoid
+from einsummable_jax.graph.streaming.tile_search import Rates, Work, tile_sizes, work_of
+from einsummable_jax.graph.streaming.tiling import Visibility
+from einsummable_jax.layout import Interval, Monoid
 
 STREAMED = "streamed"
 """Name of the operations that are passes, and of the scope of their kernels in compiled programs."""
@@ -75,22 +68,34 @@ class TileKernel:
       swept: The pass.
       sinks: Its sinks, in the order of its results.
       labels: The region's label of each label of the pass.
-      shared: Whether tiles share no operand of a contraction along a label of the region.
       seen: What may be left out.
-      elements: The most that a tile may have.
+      rates: Those of the machine, by which the extents of tiles are found.
       terms: How many terms masks leave of each result, about (see `contractions`).
       part: Length of the parts that the inner label is cut in (see `parts`); None: it is not.
+      interval: What is swept of the inner label (see `ranges`); None: all of it. Positions along it are
+        counted from its start in a kernel call, but for those of operands.
     """
 
     graph: Graph
     swept: Pass
     sinks: tuple[Sink, ...]
     labels: tuple[int, ...]
-    shared: tuple[bool, ...]
     seen: Visibility
-    elements: int
+    rates: Rates
     terms: float
     part: int | None = None
+    interval: Interval | None = None
+
+    @property
+    def first(self) -> int:
+        """Where along the inner label the pass begins."""
+        return 0 if self.interval is None else self.interval[0]
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """What is done in each step."""
+        dims = {sink.operation: sink.dims for sink in self.sinks}
+        return work_of(self.graph, self.swept, dims, self.seen)
 
     def __call__(self, call: LocalCall, *operands: Any) -> list[jax.Array]:
         """The results of one kernel call."""
@@ -99,6 +104,7 @@ class TileKernel:
         for label, size, start in zip(self.labels, call.sizes, call.starts, strict=True):
             sizes[label], starts[label] = size, start
         inner = self.seen.inner
+        starts[inner] = starts[inner] + self.first
         for (_, dims), array in zip(self.swept.operands, call.operands, strict=True):
             if inner in dims:  # no more is needed of it than the hull
                 dim = dims.index(inner)
@@ -165,7 +171,7 @@ class _Sweep:
         self.results = dict(zip(kernel.sinks, results, strict=True))
         self.inner = kernel.seen.inner
         self.outer = [label for label in range(len(sizes)) if label != self.inner]
-        self.tile = tile_sizes(sizes, kernel.shared, self.inner, kernel.elements)
+        self.tile = tile_sizes(kernel.work, sizes, kernel.rates)
         self.softmax = self.swept.softmax
         self.rows = [s for s in kernel.sinks if self.inner not in s.dims]
         self.columns = [s for s in kernel.sinks if self.inner in s.dims]
@@ -282,6 +288,7 @@ class _Sweep:
         offsets = [
             0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
         ]
+        offsets[sink.dims.index(self.inner)] -= self.kernel.first
         return [jnp.asarray(offset, jnp.int32) for offset in offsets]
 
     def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
@@ -318,8 +325,8 @@ class _Sweep:
     def _finish(self, carried: list[Any]) -> list[Any]:
         """What is left to be done when all tiles of a row have been seen."""
         softmax = self.softmax
-        if softmax is None or self.kernel.part is not None:
-            return carried
+        if softmax is None or self.kernel.part is not None or self.kernel.interval is not None:
+            return carried  # the rest is for `merging` to do
         state = dict(zip((s.operation for s in self.rows), carried, strict=True))
         (peak,) = [s for s in self.rows if s.operation == softmax.peak]
         shift, dims = self._shift(state[softmax.peak], peak)
@@ -412,22 +419,14 @@ class _Sweep:
             else:
                 key = tensor if tensor in env else (tensor, dim_labels(array_map, labels))
                 operands.append(env[key])
-        piece = self._piece(index) if op.primitive == "dot_general" else None
-        if piece is not None:
-            results = [contracted(op, call, *operands, piece=piece)]
+        if op.primitive == "dot_general":
+            shape = self.graph.tensors[op.operands[1]].shape
+            kind = (index in self.swept.sinks, self.softmax is not None)
+            results = [contracted(op, call, *operands, **pieces(op, shape, self.kernel.terms, *kind))]
         else:
             results = list(spec.kernel(call, *operands))
         env.update(zip(op.results, results, strict=True))
         return results
-
-    def _piece(self, index: int) -> int | None:
-        """How many terms of a contraction are added up at a time; None: as many as there are."""
-        few = self.kernel.terms <= FEW_TERMS
-        if index in self.swept.sinks:
-            return FINE_PIECE if few else PIECE
-        if few:
-            return FINEST_PIECE
-        return None if self.softmax is None or self.kernel.terms > MANY_TERMS else HALF
 
     def _contribution(self, sink: Sink, tile: _Tile, env: dict[Any, Any]) -> Any:
         labels = self.swept.region.labels[sink.operation]
@@ -480,7 +479,7 @@ def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> An
 def aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:
     """``value``, whose dimensions are the labels ``dims``, to be broadcast against one with ``wanted``."""
     kept = [d for d, label in enumerate(dims) if label is not None]
-    value = value.reshape([value.shape[d] for d in kept])
+    value = lax.squeeze(value, [d for d, label in enumerate(dims) if label is None])
     labels = [dims[d] for d in kept]
     order = [labels.index(x) for x in wanted if x is not None and x in labels]
     sizes = iter(value.shape[i] for i in order)

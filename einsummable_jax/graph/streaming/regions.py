@@ -174,9 +174,12 @@ class _Growth:
         shape = self.graph.tensors[op.results[0]].shape
         if sum(n > 1 for n in shape) < 2:
             return False  # small, and perhaps read along rows and along columns
-        if math.prod(shape) > sum(math.prod(self.graph.tensors[t].shape) for t in op.operands):
+        sizes = [math.prod(self.graph.tensors[t].shape) for t in op.operands]
+        if math.prod(shape) > sum(sizes):
             return True
-        made = [t for t in op.operands if t not in self.graph.literals]
+        # What is smaller is read as it is.
+        large = [t for t, n in zip(op.operands, sizes, strict=True) if n == math.prod(shape)]
+        made = [t for t in large if t not in self.graph.literals]
         makers = [self.producer[t] for t in made if t in self.producer]
         return 0 < len(makers) == len(made) and all(map(self._joins, makers))
 

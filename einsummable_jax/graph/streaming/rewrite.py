@@ -16,19 +16,21 @@ from einsummable_jax.graph.streaming.kernel import MONOIDS, STREAMED, Sink, Tile
 from einsummable_jax.graph.streaming.parts import in_parts, part_length
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
-from einsummable_jax.graph.streaming.regions import Region, find_regions, large_tensors
+from einsummable_jax.graph.streaming.ranges import in_ranges, ranges_of
+from einsummable_jax.graph.streaming.regions import find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
-from einsummable_jax.graph.streaming.tiling import Visibility, terms_per_result, tile_elements, visibility
+from einsummable_jax.graph.streaming.tile_search import Rates
+from einsummable_jax.graph.streaming.tiling import terms_per_result, visibility
 from einsummable_jax.graph.streaming.visibility import StaticValues
 from einsummable_jax.graph.streaming.widen import with_wide_sums
-from einsummable_jax.topology import CACHE_BYTES
+from einsummable_jax.layout import Interval
 
 
 def stream(
     graph: Graph,
     min_bytes: int | None = None,
     known: Mapping[int, np.ndarray] | None = None,
-    cache_bytes: float = CACHE_BYTES,
+    rates: Rates | None = None,
     num_devices: int = 1,
 ) -> Graph:
     """The graph with its large intermediate tensors made and used up tile by tile.
@@ -37,11 +39,25 @@ def stream(
       graph: What is planned.
       min_bytes: Least size of the result of a contraction that is not to be stored.
       known: Values of inputs that are constants of the program, such as masks, by position.
-      cache_bytes: The cache that tiles are to stay in.
-      num_devices: How many devices may share what a running softmax sweeps.
+      rates: The machine's, by which the extents of tiles are found; by default those of a few cores.
+      num_devices: How many devices may share what is swept.
 
     Returns:
       The new graph; `Graph.stored` says what is stored nevertheless.
+    """
+    return ways_to_stream(graph, min_bytes, known, rates, num_devices)[-1]
+
+
+def ways_to_stream(
+    graph: Graph,
+    min_bytes: int | None = None,
+    known: Mapping[int, np.ndarray] | None = None,
+    rates: Rates | None = None,
+    num_devices: int = 1,
+) -> tuple[Graph, ...]:
+    """The graphs that `stream` may choose from: one, and where labels have holes, one that sweeps ranges.
+
+    With ranges there is less to fetch, and more to put together (see `ranges`).
     """
     regions, misses = find_regions(graph, min_bytes)
     summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes), _static(graph, known))
@@ -56,59 +72,90 @@ def stream(
     if simpler is not None:
         graph, (regions, _) = simpler, find_regions(simpler, min_bytes)
     static = _static(graph, known)
-    swept = [
-        (each, _operation(graph, each, static, tile_elements(cache_bytes), num_devices))
-        for each in passes_of(graph, regions)
-    ]
-    placed = _placed(graph, swept) if swept else graph
-    if placed is None:
-        sources = dict.fromkeys(op.source for _, op in swept)
+    rates = rates or Rates()
+    kernels = [_kernel(graph, each, static, rates, num_devices) for each in passes_of(graph, regions)]
+    cuts = [ranges_of(kernel, num_devices) for kernel in kernels]
+    ways = [[()] * len(kernels), cuts] if any(cuts) else [cuts]
+    found = [_placed(graph, kernels, way) if kernels else graph for way in ways]
+    if any(placed is None for placed in found):
+        sources = dict.fromkeys(_last(kernel).source for kernel in kernels)
         stored += [f"contraction at {source}: tiles would tear a loop apart" for source in sources]
-    return dataclasses.replace(placed or graph, stored=tuple(dict.fromkeys(stored)))
+        found = [graph]
+    return tuple(
+        dataclasses.replace(placed, stored=tuple(dict.fromkeys(stored)))
+        for placed in found
+        if placed is not None
+    )
 
 
 def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValues:
     return StaticValues(graph, {graph.inputs[position]: value for position, value in (known or {}).items()})
 
 
-def _operation(graph: Graph, swept: Pass, static: StaticValues, elements: int, num_devices: int) -> Operation:
-    """The operation that a pass is."""
+def _kernel(graph: Graph, swept: Pass, static: StaticValues, rates: Rates, num_devices: int) -> TileKernel:
+    """What a pass does."""
     region = swept.region
-    inner = _inner_label(graph, swept)
-    seen = visibility(graph, swept, inner, static)
+    seen = visibility(graph, swept, _inner_label(graph, swept), static)
     sinks = tuple(_sink(graph, swept, index) for index in swept.sinks)
     present = sorted({x for i in (*swept.members, *swept.sinks) for x in region.labels[i] if x is not None})
-    position = {label: i for i, label in enumerate(present)}
-    shared = tuple(_is_shared(graph, swept, label) for label in range(len(region.extents)))
     part = part_length(graph, swept, seen, sinks, num_devices)
-    within = _within(region, seen, position)
     terms = min(terms_per_result(graph, region, s, static) for s in swept.sinks)
+    return TileKernel(graph, swept, sinks, tuple(present), seen, rates, terms, part)
+
+
+def _operations(
+    kernel: TileKernel, ranges: Sequence[Interval], tensors: list[Tensor], literals: dict[int, Any]
+) -> Sequence[Operation]:
+    """The operations that a pass is: one, or several for parts or ranges, and what puts these together."""
+    graph = kernel.graph
+    whole = _operation(kernel, tuple(graph.operations[sink.operation].results[0] for sink in kernel.sinks))
+    if kernel.part is not None:
+        return in_parts(graph, whole, tensors, literals)
+    return in_ranges(kernel, ranges, whole, _operation, tensors, literals) if ranges else [whole]
+
+
+def _operation(kernel: TileKernel, results: tuple[int, ...]) -> Operation:
+    """The operation that a kernel is, which makes the tensors ``results``."""
+    graph, swept, sinks = kernel.graph, kernel.swept, kernel.sinks
+    position = {label: i for i, label in enumerate(kernel.labels)}
+    extents = [*swept.region.extents]
+    if kernel.interval is not None:
+        extents[kernel.seen.inner] = kernel.interval[1] - kernel.interval[0]
+    first = {position[kernel.seen.inner]: kernel.first}
+    made = (graph.tensors[graph.operations[sink.operation].results[0]] for sink in sinks)
     spec = JoinAggSpec(
-        labels=tuple(_label(swept, sinks, label) for label in present),
-        operands=tuple(_map(graph.tensors[t], d, position, within) for t, d in swept.operands),
-        results=tuple(
-            _map(graph.tensors[graph.operations[s.operation].results[0]], s.dims, position) for s in sinks
+        labels=tuple(_label(swept, sinks, label, extents[label]) for label in kernel.labels),
+        operands=tuple(
+            _map(graph.tensors[t].shape, d, position, first, _within(kernel, position))
+            for t, d in swept.operands
         ),
-        kernel=TileKernel(graph, swept, sinks, tuple(present), shared, seen, elements, terms, part),
-        flops=seen.share * _flops(graph, swept),
-        within=within,
+        results=tuple(
+            _map(
+                [n if x is None else extents[x] for n, x in zip(tensor.shape, sink.dims, strict=True)],
+                sink.dims,
+                position,
+            )
+            for tensor, sink in zip(made, sinks, strict=True)
+        ),
+        kernel=kernel,
+        flops=kernel.seen.share * _flops(graph, swept),
+        within=_within(kernel, position, kernel.interval),
     )
-    last = graph.operations[max(swept.sinks)]
-    return Operation(
-        STREAMED,
-        {"how": _words(swept, seen, part)},
-        spec,
-        tuple(t for t, _ in swept.operands),
-        tuple(graph.operations[s].results[0] for s in swept.sinks),
-        last.source,
-        last.name_stack,
-    )
+    operands = tuple(t for t, _ in swept.operands)
+    last = _last(kernel)
+    return Operation(STREAMED, {"how": _words(kernel)}, spec, operands, results, last.source, last.name_stack)
 
 
-def _words(swept: Pass, seen: Visibility, part: int | None) -> str:
-    kind = "running softmax" if swept.softmax else "by tiles"
-    kind += "" if part is None else " of parts"
-    return kind if seen.trivial else f"{kind}, {seen.share:.0%}"
+def _last(kernel: TileKernel) -> Operation:
+    """The sink in whose place a pass is."""
+    return kernel.graph.operations[max(kernel.swept.sinks)]
+
+
+def _words(kernel: TileKernel) -> str:
+    kind = "running softmax" if kernel.swept.softmax else "by tiles"
+    kind += "" if kernel.part is None else " of parts"
+    kind += "" if kernel.interval is None else " of {}:{}".format(*kernel.interval)
+    return kind if kernel.seen.trivial else f"{kind}, {kernel.seen.share:.0%}"
 
 
 def _inner_label(graph: Graph, swept: Pass) -> int:
@@ -136,8 +183,8 @@ def _sink(graph: Graph, swept: Pass, index: int) -> Sink:
     return Sink(index, MONOIDS[op.primitive], dims, graph.tensors[op.results[0]].dtype)
 
 
-def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:
-    name, extent = swept.region.names[label], swept.region.extents[label]
+def _label(swept: Pass, sinks: Sequence[Sink], label: int, extent: int) -> Label:
+    name = swept.region.names[label]
     lacking = [sink for sink in sinks if label not in sink.dims]
     if not lacking:
         return Label(name, extent)
@@ -150,23 +197,31 @@ def _label(swept: Pass, sinks: Sequence[Sink], label: int) -> Label:
 
 
 def _map(
-    tensor: Tensor,
+    shape: Sequence[int],
     dims: DimLabels,
     position: Mapping[int, int],
+    first: Mapping[int, int] | None = None,
     within: tuple[int, Hull] | None = None,
 ) -> ArrayMap:
     found = []
-    for n, label in zip(tensor.shape, dims, strict=True):
+    for n, label in zip(shape, dims, strict=True):
         if label is None:
             found.append(DimMap(n))
         else:
-            hull = within[1] if within is not None and within[0] == position[label] else None
-            found.append(DimMap(n, ((position[label], 1),), hull=hull))
+            number = position[label]
+            hull = within[1] if within is not None and within[0] == number else None
+            found.append(DimMap(n, ((number, 1),), (first or {}).get(number, 0), hull=hull))
     return tuple(found)
 
 
-def _within(region: Region, seen: Visibility, position: Mapping[int, int]) -> tuple[int, Hull] | None:
-    """The hull of the inner label by blocks of the one other label that has most of them."""
+def _within(
+    kernel: TileKernel, position: Mapping[int, int], interval: Interval | None = None
+) -> tuple[int, Hull] | None:
+    """The hull of the inner label by blocks of the one other label that has most of them.
+
+    Its positions are counted from the start of ``interval``, if one is given, and within it.
+    """
+    seen, region = kernel.seen, kernel.swept.region
     if seen.trivial:
         return None
     outer = [label for label in range(len(region.extents)) if label != seen.inner]
@@ -176,20 +231,10 @@ def _within(region: Region, seen: Visibility, position: Mapping[int, int]) -> tu
     label, extent = outer[axis], region.extents[outer[axis]]
     if len(low) == 1:
         return None
+    if interval is not None:
+        low, high = (np.clip(x, *interval) - interval[0] for x in (low, high))
     bounds = tuple(low.tolist()), tuple(high.tolist())
     return position[seen.inner], hull_of(position[label], extent, seen.blocks[axis], *bounds)
-
-
-def _is_shared(graph: Graph, swept: Pass, label: int) -> bool:
-    """Whether all operands of all contractions have the label: a batch dimension, so to speak."""
-    labels = swept.region.labels
-    for index in (*swept.members, *swept.sinks):
-        op = graph.operations[index]
-        if op.primitive == "dot_general":
-            for array_map in op.spec.operands:
-                if label not in dim_labels(array_map, labels[index]):
-                    return False
-    return True
 
 
 def _flops(graph: Graph, swept: Pass) -> float:
@@ -199,11 +244,16 @@ def _flops(graph: Graph, swept: Pass) -> float:
 # ---- the new graph ----------------------------------------------------------------------------------
 
 
-def _placed(graph: Graph, swept: Sequence[tuple[Pass, Operation]]) -> Graph | None:
+def _placed(
+    graph: Graph, kernels: Sequence[TileKernel], ranges: Sequence[Sequence[Interval]]
+) -> Graph | None:
     """The graph with each pass in place of the last of its sinks, and what reads earlier ones after it."""
     tensors, literals = list(graph.tensors), dict(graph.literals)
-    place = {max(each.sinks): _with_parts(graph, op, tensors, literals) for each, op in swept}
-    gone = {sink for each, _ in swept for sink in each.sinks}.difference(place)
+    place = {
+        max(kernel.swept.sinks): _operations(kernel, cuts, tensors, literals)
+        for kernel, cuts in zip(kernels, ranges, strict=True)
+    }
+    gone = {sink for kernel in kernels for sink in kernel.swept.sinks}.difference(place)
     operations: list[Operation] = []
     origins: list[int] = []
     missing = {t for ops in place.values() for op in ops for t in op.results}
@@ -225,11 +275,3 @@ def _placed(graph: Graph, swept: Sequence[tuple[Pass, Operation]]) -> Graph | No
     if waiting:
         raise AssertionError(f"{[op.primitive for _, op in waiting]} read what is never made")
     return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
-
-
-def _with_parts(
-    graph: Graph, op: Operation, tensors: list[Tensor], literals: dict[int, Any]
-) -> Sequence[Operation]:
-    kernel = op.spec.kernel
-    cut = isinstance(kernel, TileKernel) and kernel.part is not None
-    return in_parts(graph, op, tensors, literals) if cut else [op]

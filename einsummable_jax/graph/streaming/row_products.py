@@ -7,8 +7,8 @@ arXiv 2205.14135, section B.4). Factors that are the same all along a row are dr
 
 Rounding errors of ``dp`` in the sum over ``t`` cancel in part when it is subtracted from ``dp[s, t]``; those
 of the other sum do not. What would cancel is in proportion to the probability: it matters most where rows
-see few positions, and there a sweep costs little. Elsewhere ``dp`` is made of two halves, which halves the
-variance of its errors.
+see few positions, and there a sweep costs little. Elsewhere two sums are kept of each ``dp``, which halves
+the variance of its errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax import lax
 
 from einsummable_jax.graph.graph import Graph, Operation
 from einsummable_jax.graph.spec import LocalCall
-from einsummable_jax.graph.streaming.contractions import HALF, contracted
+from einsummable_jax.graph.streaming.contractions import contracted
 from einsummable_jax.graph.streaming.passes import DimLabels, dim_labels
 from einsummable_jax.graph.streaming.regions import Region
 from einsummable_jax.graph.streaming.replace import Replacement, replaced
@@ -204,10 +204,10 @@ def _replacement(graph: Graph, product: _RowProduct) -> Replacement:
 
 
 def _in_halves(op: Operation) -> Operation:
-    """A contraction that adds up those of two halves: its rounding errors grow with the length of sums."""
+    """A contraction with two sums of each element: its rounding errors grow with the length of sums."""
 
     def kernel(call: LocalCall, x: jax.Array, y: jax.Array) -> Sequence[jax.Array]:
-        return [contracted(op, call, x, y, HALF)]
+        return [contracted(op, call, x, y, sums=2)]
 
     return dataclasses.replace(op, spec=dataclasses.replace(op.spec, kernel=kernel))
 

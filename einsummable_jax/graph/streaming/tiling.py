@@ -1,4 +1,4 @@
-"""How a box of a region's iteration space is cut into tiles, and which of them hold something."""
+"""Which parts of a region's iteration space hold something."""
 
 from __future__ import annotations
 
@@ -26,37 +26,10 @@ from einsummable_jax.graph.streaming.visibility import (
     unknown,
 )
 
-LIVE_TILES = 8
-"""Tiles of large tensors, of four bytes an element, that share the cache while one step of a loop runs."""
 BLOCK = 128
 """Visibility is known for blocks of so many positions along each label."""
 WORTHWHILE = 0.9
 """Holes in hulls are left out where they leave at most this share of the work."""
-
-
-def tile_elements(cache_bytes: float) -> int:
-    """The most elements of a tile of a large tensor, for a cache of that size."""
-    return max(1, int(cache_bytes) // (4 * LIVE_TILES))
-
-
-def tile_sizes(sizes: Sequence[int], shared: Sequence[bool], inner: int, elements: int) -> tuple[int, ...]:
-    """The extent of a full tile along each label.
-
-    Args:
-      sizes: Extents of the box.
-      shared: Whether all operands of the contractions have the label: then tiles share nothing along it.
-      inner: The label along which tiles are aggregated one after the other.
-      elements: The most that a tile may have. Squares read least for what they compute: none is longer than
-        the side of one.
-    """
-    tile = [1 if alone else min(n, math.isqrt(elements)) for n, alone in zip(sizes, shared, strict=True)]
-    while math.prod(tile) > elements:
-        longest = max(range(len(tile)), key=lambda label: (tile[label], label != inner))
-        if tile[longest] == 1:
-            break
-        tile[longest] = -(-tile[longest] // 2)
-    # Equal tiles: a last one that is much smaller costs as many steps.
-    return tuple(-(-n // -(-n // t)) if n else 1 for n, t in zip(sizes, tile, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,17 +210,32 @@ def visibility(graph: Graph, swept: Pass, inner: int, static: StaticValues) -> V
         empty = _without_blind_rows(analysis, edges, empty, label)
     empty = np.moveaxis(empty, inner, -1).copy()
     empty[empty.all(axis=-1)] = False  # every result is made of something
-    starts, stops = edges[inner][:-1], edges[inner][1:]
+    return swept_part(inner, region.extents, blocks, empty)
+
+
+def swept_part(inner: int, extents: Sequence[int], blocks: tuple[int, ...], empty: np.ndarray) -> Visibility:
+    """What is swept where some cells hold nothing.
+
+    Args:
+      inner: The inner label.
+      extents: Extent of each label.
+      blocks: Extent of a block along each label but the inner one.
+      empty: Whether a cell holds nothing, with a last axis for the blocks of the inner label.
+    """
+    full = extents[inner]
+    starts = np.arange(0, full, BLOCK)
+    stops = np.minimum(starts + BLOCK, full)
     low = np.where(empty, full, starts).min(axis=-1)
     high = np.where(empty, 0, stops).max(axis=-1)
-    widths = (high - low).astype(float)
+    widths = np.maximum(high - low, 0).astype(float)
     held = (~empty * (stops - starts)).sum(axis=-1).astype(float)
     weights = np.ones(low.shape)
-    for axis, label in enumerate(outer):
+    outer = [extent for label, extent in enumerate(extents) if label != inner]
+    for axis, (extent, block) in enumerate(zip(outer, blocks, strict=True)):
         if low.shape[axis] > 1:
             shape = [1] * low.ndim
             shape[axis] = -1
-            weights = weights * np.diff(edges[label]).reshape(shape)
+            weights = weights * np.diff([*range(0, extent, block), extent]).reshape(shape)
     share, swept_share = ((x * weights).sum() / (weights.sum() * full) for x in (widths, held))
     if swept_share < WORTHWHILE * share:
         return Visibility(inner, low, high, blocks, float(swept_share), empty)

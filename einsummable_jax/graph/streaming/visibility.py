@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, Graph
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 
 MASKED = -1e9
@@ -57,8 +57,8 @@ class StaticValues:
             return None
         op = graph.operations[index]
         known = op.spec.elementwise or op.primitive == "reshape"
-        if graph.loop_of_operation[index] is not None or not known:
-            return None
+        if op.primitive in (SCAN_CARRY, SCAN_SLICE, SCAN_STACK) or not known:
+            return None  # what each step of a loop makes alike is known, what comes from the steps is not
         operands = [self[t] for t in op.operands]
         if any(x is None for x in operands):
             return None
@@ -93,15 +93,20 @@ class Grid:
 
     def of_array(self, value: np.ndarray, labels: Sequence[int | None]) -> Bounds:
         """Bounds of a known array whose dimension ``d`` is the region's label ``labels[d]`` (None: whole)."""
-        value = value.astype(np.float64)
-        low = high = value
+        low = high = value[tuple(self._reach(label) for label in labels)]
         for dim, label in enumerate(labels):
             if label is None:
                 low, high = low.min(axis=dim, keepdims=True), high.max(axis=dim, keepdims=True)
             else:
-                low = _reduced(np.minimum, low, self.starts[label], self.stops[label], dim)
-                high = _reduced(np.maximum, high, self.starts[label], self.stops[label], dim)
+                starts, stops = (edges[label] - self.starts[label][0] for edges in (self.starts, self.stops))
+                low = over_intervals(np.minimum, low, starts, stops, dim)
+                high = over_intervals(np.maximum, high, starts, stops, dim)
+        low, high = low.astype(np.float64), high.astype(np.float64)
         return self._aligned(low, labels), self._aligned(high, labels)
+
+    def _reach(self, label: int | None) -> slice:
+        """What the cells touch of a dimension."""
+        return slice(None) if label is None else slice(self.starts[label][0], self.stops[label][-1])
 
     def iota(self, label: int | None, extent: int) -> Bounds:
         """Bounds of the position along a label (None: along a dimension that is never cut)."""
@@ -121,10 +126,10 @@ class Grid:
         return value.transpose(order).reshape(shape)
 
 
-def _reduced(
+def over_intervals(
     reduce: np.ufunc, value: np.ndarray, starts: np.ndarray, stops: np.ndarray, dim: int
 ) -> np.ndarray:
-    """The extremes within each interval of one dimension; the intervals may leave out some positions."""
+    """``reduce`` within each interval of one dimension; they may overlap, and leave out positions."""
     edges = np.stack([starts, stops], axis=-1).reshape(-1)
     padded = np.concatenate([value, value.take([-1], axis=dim)], axis=dim)
     return reduce.reduceat(padded, edges, axis=dim).take(range(0, len(edges), 2), axis=dim)
