@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from einsummable_jax.graph.streaming.visibility import whole_call
+from spec_simulator import local_call
 
 NEVER = -1e30
 
@@ -99,12 +98,14 @@ def with_gradients(function, argnums=None):
 
 
 def run(graph, *args):
-    """The results of a graph, each operation run whole."""
+    """The results of a graph, each operation run whole, of what it needs of its operands."""
     values = dict(zip(graph.inputs, args, strict=True))
     values.update((t, jnp.asarray(x, graph.tensors[t].dtype)) for t, x in graph.literals.items())
     for op in graph.operations:
-        call = whole_call(op.spec.operands, op.spec.results, [label.extent for label in op.spec.labels])
-        values.update(zip(op.results, op.spec.kernel(call, *(values[t] for t in op.operands)), strict=True))
+        call = local_call(op.spec, op.spec.space, 0)
+        needed = (op.spec.operand_box(i, op.spec.space).slices() for i in range(len(op.operands)))
+        operands = (values[t][box] for t, box in zip(op.operands, needed, strict=True))
+        values.update(zip(op.results, op.spec.kernel(call, *operands), strict=True))
     return [values[t] for t in graph.outputs]
 
 
