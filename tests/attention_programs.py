@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from spec_simulator import local_call
 
+from einsummable_jax.graph.streaming import STREAMED, regions, row_products, tile_search, tiling
+
 NEVER = -1e30
 
 
@@ -95,6 +97,20 @@ def with_gradients(function, argnums=None):
         return out, *gradients
 
     return run
+
+
+def make_tiles_small(monkeypatch):
+    """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
+    monkeypatch.setattr(regions, "MIN_BYTES", 1)
+    monkeypatch.setattr(regions, "GROWTH", 0.5)
+    monkeypatch.setattr(row_products, "FEW_TERMS", 0)
+    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
+    monkeypatch.setattr(tiling, "BLOCK", 16)
+
+
+def streamed(graph):
+    """The passes of a graph."""
+    return [op for op in graph.operations if op.primitive == STREAMED]
 
 
 def run(graph, *args):

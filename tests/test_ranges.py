@@ -6,22 +6,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_programs import attention, causal, documents, draw_heads, nothing, run, window, with_gradients
+from attention_programs import (
+    attention,
+    causal,
+    documents,
+    draw_heads,
+    make_tiles_small,
+    nothing,
+    run,
+    streamed,
+    window,
+    with_gradients,
+)
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.custom_calls import engine
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import (
-    STREAMED,
-    ranges,
-    regions,
-    row_products,
-    tile_search,
-    tiling,
-    ways_to_stream,
-)
+from einsummable_jax.graph.streaming import ranges, tiling, ways_to_stream
 from einsummable_jax.graph.streaming.visibility import Grid
 from einsummable_jax.lowering import Lowerable
 from einsummable_jax.search import search
@@ -32,11 +35,7 @@ from einsummable_jax.transform.planner import with_exchanges
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(regions, "GROWTH", 0.5)
-    monkeypatch.setattr(row_products, "FEW_TERMS", 0)
-    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
-    monkeypatch.setattr(tiling, "BLOCK", 16)
+    make_tiles_small(monkeypatch)
 
 
 # ---- masks: queries that see positions far apart -----------------------------------------------------
@@ -67,10 +66,6 @@ def both_ends(s, t):
 
 
 # ---- the ranges --------------------------------------------------------------------------------------
-
-
-def streamed(graph):
-    return [op for op in graph.operations if op.primitive == STREAMED]
 
 
 def ways(function, *args, num_devices=8):

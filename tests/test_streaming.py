@@ -14,9 +14,11 @@ from attention_programs import (
     documents,
     draw_heads,
     like_flax,
+    make_tiles_small,
     nothing,
     run,
     some_rows_empty,
+    streamed,
     window,
     with_gradients,
 )
@@ -25,21 +27,12 @@ from jax.sharding import PartitionSpec as P
 
 from einsummable_jax import distribute
 from einsummable_jax.graph import build_graph
-from einsummable_jax.graph.streaming import STREAMED, regions, row_products, stream, tile_search, tiling
+from einsummable_jax.graph.streaming import row_products, stream
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles so small that short sequences are swept in several, and none too small to be worth it."""
-    monkeypatch.setattr(regions, "MIN_BYTES", 1)
-    monkeypatch.setattr(regions, "GROWTH", 0.5)
-    monkeypatch.setattr(row_products, "FEW_TERMS", 0)
-    monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
-    monkeypatch.setattr(tiling, "BLOCK", 16)
-
-
-def streamed(graph):
-    return [op for op in graph.operations if op.primitive == STREAMED]
+    make_tiles_small(monkeypatch)
 
 
 def check(function, *args, passes=None, tolerance=2e-5):
