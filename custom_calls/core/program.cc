@@ -183,6 +183,18 @@ std::unique_ptr<const Program> Read(const int64_t* data, size_t length) {
 
 }  // namespace
 
+int64_t ElementTraffic(const Program& program, const Move& move) {
+  return program.item_size * (1 + static_cast<int64_t>(move.sources.size()));
+}
+
+double TrafficBytes(const Program& program) {
+  double bytes = 0;
+  for (const Move& move : program.moves) {
+    bytes += static_cast<double>(move.elements) * static_cast<double>(ElementTraffic(program, move));
+  }
+  return bytes;
+}
+
 std::variant<std::unique_ptr<const Program>, std::string> Decode(const int64_t* data, size_t length) {
   try {
     return Read(data, length);

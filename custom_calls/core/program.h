@@ -80,6 +80,12 @@ struct Program {
   Program& operator=(const Program&) = delete;
 };
 
+// Bytes that a move reads and writes for one element of its destination.
+int64_t ElementTraffic(const Program& program, const Move& move);
+
+// Bytes that all moves read and write.
+double TrafficBytes(const Program& program);
+
 // The decoded program, or a message that says what is wrong with the encoding and where.
 std::variant<std::unique_ptr<const Program>, std::string> Decode(const int64_t* data, size_t length);
 

@@ -200,6 +200,7 @@ class Writer {
     header_.dtype = static_cast<int32_t>(program.dtype);
     header_.num_ranks = program.num_devices;
     header_.num_steps = program.num_rounds + 1;
+    header_.traffic_bytes = TrafficBytes(program);
     PlaceScratch();
     for (const Move& move : program.moves) AddMove(move);
     for (int32_t r = 0; r < program.num_devices; ++r) AddRank(r);
@@ -271,7 +272,6 @@ class Writer {
                       NumberIndex(move.extents), contiguous});
     AddSlice(move.destination);
     for (const Slice& source : move.sources) AddSlice(source);
-    header_.traffic_bytes += static_cast<double>(move.elements) * static_cast<double>(ElementTraffic(move));
   }
 
   void AddSlice(const Slice& slice) {
@@ -280,8 +280,6 @@ class Writer {
     const int32_t slot = slice.space == Space::kScratch ? FlatAddress::kScratch : slice.slot;
     slices_.push_back({{slice.device, slot, offset}, NumberIndex(slice.strides), 0});
   }
-
-  int64_t ElementTraffic(const Move& move) const { return program_.item_size * (1 + int64_t{Count(move.sources)}); }
 
   void AddRank(int32_t r) {
     FlatRank rank = {};
@@ -351,7 +349,7 @@ class Writer {
 
   int64_t PartSize(const Move& move) const {
     const int64_t inner = move.rank == 0 ? 1 : move.extents[move.rank - 1];
-    const int64_t size = std::max<int64_t>({1, part_bytes_ / ElementTraffic(move),
+    const int64_t size = std::max<int64_t>({1, part_bytes_ / ElementTraffic(program_, move),
                                             (move.elements + parts_per_move_ - 1) / parts_per_move_});
     return size > inner ? size / inner * inner : size;  // whole rows
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/program.h"
@@ -15,8 +16,20 @@
 
 namespace einsummable::cpu {
 
-// What one part of a large exchange reads and writes: small beside a second-level cache.
-inline constexpr int64_t kPartBytes = 256 << 10;
+// Exchanges that read and write more than this bypass the caches.
+inline constexpr double kStreamBytes = 64 << 20;
+
+// What one part of a large exchange reads and writes: little beside a second-level cache. Where the caches are
+// bypassed, it is more: results that large are fresh memory, which the kernel clears by the huge page, and a page is
+// best overwritten while the cache still has it. Every thread must find some parts to do all the same.
+inline int64_t PartBytes(const Program& program) {
+  constexpr int64_t kLeast = 256 << 10, kMost = 2 << 20;
+  constexpr double kPartsPerThread = 16;
+  const double traffic_bytes = TrafficBytes(program);
+  if (traffic_bytes <= kStreamBytes) return kLeast;
+  const double threads = std::max(1U, std::thread::hardware_concurrency());
+  return static_cast<int64_t>(std::clamp<double>(traffic_bytes / (threads * kPartsPerThread), kLeast, kMost));
+}
 
 // Exchanges that read and write less than this are run by one thread: waking another one takes about as long.
 inline constexpr double kInlineBytes = 1 << 20;
@@ -51,7 +64,7 @@ struct Exchange {
   int32_t workers_per_rank;
 
   Exchange(std::unique_ptr<const Program> decoded, int64_t id, std::string name)
-      : program(std::move(decoded)), schedule(*program, {Copies::kPush, kPartBytes}), id(id), name(std::move(name)),
+      : program(std::move(decoded)), schedule(*program, {Copies::kPush, PartBytes(*program)}), id(id), name(std::move(name)),
         counters(CountersOf(id, program->num_devices)), spare_flags(program->num_devices),
         workers_per_rank(WorkersPerRank(schedule.view())) {}
 

@@ -10,8 +10,6 @@ namespace {
 
 // What a woken thread should at least have to do.
 constexpr double kWorthWakingBytes = 256 << 10;
-// Exchanges that read and write more than this bypass the caches.
-constexpr double kStreamBytes = 64 << 20;
 
 }  // namespace
 
