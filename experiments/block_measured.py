@@ -15,12 +15,13 @@ from experiments import hlo
 from experiments.baselines import BASELINES, MEGATRON_FAMILY, DoesNotApply, build
 from experiments.common import IN_A_ROW, interleaved_seconds, median_ms, paired_ratio
 from experiments.models.llama import LlamaConfig
+from experiments.race import race
 from experiments.workloads import Workload, block_function, make_arguments
 
 OURS, SINGLE = "distribute", "single device"
 
 CONTENDS = 1.1
-"""A baseline that takes at most so many times as long as ours contends for the fastest."""
+"""Baselines that take at most so many times as long as ours contend for the fastest, as does the fastest."""
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 """Largest difference from the single-device result, relative to that result's largest element."""
@@ -50,6 +51,7 @@ def measure(
     in_a_row: int = IN_A_ROW,
     single: bool = True,
     final_repeats: int = 0,
+    most_repeats: int = 0,
 ) -> list[dict[str, Any]]:
     """Time one workload on baselines and on ours, interleaved.
 
@@ -62,8 +64,10 @@ def measure(
       in_a_row: Calls of a program one after the other in each round, of which the fastest counts.
       single: Whether one device runs it, too, and its result is what the others are compared with. Where its
         memory does not fit, it is that of the first baseline that applies.
-      final_repeats: Further rounds of ours and of the baselines that are about as fast: which of them is the
-        fastest, and by how much, is less than a few rounds can tell on a noisy machine.
+      final_repeats: Further rounds of ours and of the baselines that are about as fast; those found to be
+        slower than another one drop out.
+      most_repeats: Further rounds at most while several are left: to see differences of a few percent, which
+        decide what the fastest baseline moves, takes that many on a noisy machine.
 
     Returns:
       A row per program, in the order single device, baselines (with ``skipped``, a reason, for those that do
@@ -90,14 +94,11 @@ def measure(
     programs.append(_ours(config, workload, arguments, devices, reference))
     calls = {program.name: program.call for program in programs}
     seconds = interleaved_seconds(calls, repeats, in_a_row)
-    close = {
-        name: call
-        for name, call in calls.items()
-        if name != SINGLE and paired_ratio(seconds[name], seconds[OURS]) <= CONTENDS
-    }
-    if final_repeats and len(close) > 1:
-        for name, more in interleaved_seconds(close, final_repeats, in_a_row).items():
-            seconds[name] += more
+    compared = [name for name in calls if name not in (SINGLE, OURS)]
+    limit = max(CONTENDS, min(paired_ratio(seconds[name], seconds[OURS]) for name in compared))
+    close = [name for name in compared if paired_ratio(seconds[name], seconds[OURS]) <= limit]
+    decided = race(calls, seconds, close, OURS, final_repeats, most_repeats, in_a_row)
+    seconds = decided.seconds
     rows = [
         program.row
         | {
@@ -109,7 +110,7 @@ def measure(
         }
         for program in programs
     ]
-    rows[-1] |= _ratios(rows)
+    rows[-1] |= _ratios(rows, decided.left)
     part = "long" if workload.is_long else "measured"
     tags = {"part": part, "workload": workload.name, "dtype": np.dtype(config.dtype).name}
     return [tags | row for row in (*rows[:-1], *skipped, rows[-1])]
@@ -121,14 +122,15 @@ def temporary_bytes(compiled: Any) -> int | None:
     return None if analysis is None else analysis.temp_size_in_bytes
 
 
-def _ratios(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _ratios(rows: list[dict[str, Any]], fastest: Sequence[str]) -> dict[str, Any]:
     compared = {row["program"]: row for row in rows if row["program"] not in (OURS, SINGLE)}
     if not set(compared).intersection(MEGATRON_FAMILY):
         return {}
     ratios = {name: row["ratio"] for name, row in compared.items()}
-    best = min(compared, key=ratios.__getitem__)
+    best, *others = fastest
     return {
         "best_baseline": best,
+        "not_told_from_best_baseline": others,
         "best_baseline_ms": compared[best]["median_ms"],
         "best_baseline_collective_bytes": compared[best]["collective_bytes"],
         "ratio_best": ratios[best],

@@ -29,6 +29,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds per workload.", lowe
 _FINAL_REPEATS = flags.DEFINE_integer(
     "final_repeats", 60, "Further rounds of ours and the baselines about as fast.", lower_bound=0
 )
+_MOST_REPEATS = flags.DEFINE_integer(
+    "most_repeats", 300, "Further rounds at most, until the fastest baseline is known.", lower_bound=0
+)
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), f"Which of {', '.join(WORKLOADS)}.")
 _MEASURED = flags.DEFINE_bool("measured", True, "Measure on this machine's CPU devices.")
 _MODELLED = flags.DEFINE_bool("modelled", True, "Model on a dgx_a100 at LLaMA-7B width.")
@@ -51,8 +54,11 @@ def main(argv: list[str]) -> None:
     for workload in workloads if _MEASURED.value else ():
         rounds = min(_REPEATS.value, _LONG_ROUNDS) if workload.is_long else _REPEATS.value
         in_a_row = 1 if workload.is_long else common.IN_A_ROW
-        final = 0 if workload.is_long else _FINAL_REPEATS.value
-        rows += (found := measure(config, workload, devices, rounds, in_a_row=in_a_row, final_repeats=final))
+        final, most = (0, 0) if workload.is_long else (_FINAL_REPEATS.value, _MOST_REPEATS.value)
+        found = measure(
+            config, workload, devices, rounds, in_a_row=in_a_row, final_repeats=final, most_repeats=most
+        )
+        rows += found
         _print_measured(found)
     topology = machine("dgx_a100", len(devices))
     for workload in (w for w in workloads if _MODELLED.value and not w.is_long):
@@ -146,6 +152,8 @@ def _ratios(row: dict[str, Any]) -> str:
     if "ratio_best" not in row:
         return ""
     best = f"{row['best_baseline']} / ours {row['ratio_best']:.3f}"
+    if others := row.get("not_told_from_best_baseline"):
+        best = f"{best} (in {row['rounds']} rounds not told from {', '.join(others)})"
     return f"{best}, megatron / ours {row['ratio_megatron']:.3f}"
 
 
