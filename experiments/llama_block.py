@@ -27,7 +27,7 @@ _DTYPE = flags.DEFINE_enum(
 )
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds per workload.", lower_bound=1)
 _FINAL_REPEATS = flags.DEFINE_integer(
-    "final_repeats", 60, "Further rounds of ours and the baselines about as fast.", lower_bound=0
+    "final_repeats", 120, "Further rounds of ours and the baselines about as fast.", lower_bound=0
 )
 _MOST_REPEATS = flags.DEFINE_integer(
     "most_repeats", 300, "Further rounds at most, until the fastest baseline is known.", lower_bound=0
