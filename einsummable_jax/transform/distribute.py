@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import networkx as nx
+from jax.extend.core import ClosedJaxpr
 
 from einsummable_jax._compat import core, pe
 from einsummable_jax.layout import Layout, MeshLayout
@@ -160,7 +161,7 @@ class Distributed:
             return results
 
         closed = jax.make_jaxpr(flat)(*call.leaves)
-        jaxpr = core.ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
+        jaxpr = ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
         count = len(closed.consts)
         fixed_inputs = self._requests.of_inputs(call.tree, call.leaves, names)
         fixed_outputs = self._requests.of_outputs(out_trees[-1], jaxpr.out_avals)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from einsummable_jax._compat import (
@@ -83,7 +84,7 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _without_constants(jaxpr: Any) -> Any:
-    return core.ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ())
+    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ())
 
 
 @functools.partial(distributed_call_p.def_effectful_abstract_eval)
@@ -180,7 +181,7 @@ def _transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Any, specs: Any) -> tup
     traced, _, consts = pe.trace_to_jaxpr_dynamic(
         linear_util.wrap_init(transposed, debug_info=info), in_avals
     )
-    return core.ClosedJaxpr(traced, consts), out_trees[-1]
+    return ClosedJaxpr(traced, consts), out_trees[-1]
 
 
 ad.fancy_transposes[distributed_call_p] = _transpose
@@ -261,7 +262,7 @@ def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
 @functools.lru_cache(maxsize=256)
 def _dce_jaxpr(jaxpr: Any, used: tuple[bool, ...]) -> tuple[Any, list[bool]]:
     pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used)
-    return core.ClosedJaxpr(pruned, jaxpr.consts), used_inputs
+    return ClosedJaxpr(pruned, jaxpr.consts), used_inputs
 
 
 pe.dce_rules[distributed_call_p] = _dce
