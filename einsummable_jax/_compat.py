@@ -5,8 +5,8 @@ from typing import Any
 import jax
 
 if jax.__version_info__[:2] != (0, 10):
-    # Said before an import or a call fails: later versions have other parameters of `scan` (0.11), residuals of
-    # linearisation (0.11.2) and rules of dead-code elimination (0.12).
+    # Said before an import or a call fails. Later versions changed the parameters of `scan` (0.11), residuals
+    # of linearisation (0.11.2) and rules of dead-code elimination (0.12).
     raise ImportError(
         f"einsummable_jax works with JAX 0.10, whose internals it uses; JAX {jax.__version__} is installed. "
         "Install the right one: pip install 'jax>=0.10,<0.11'"

@@ -94,9 +94,9 @@ def measure(
     programs.append(_ours(config, workload, arguments, devices, reference))
     calls = {program.name: program.call for program in programs}
     seconds = interleaved_seconds(calls, repeats, in_a_row)
-    compared = [name for name in calls if name not in (SINGLE, OURS)]
-    limit = max(CONTENDS, min(paired_ratio(seconds[name], seconds[OURS]) for name in compared))
-    close = [name for name in compared if paired_ratio(seconds[name], seconds[OURS]) <= limit]
+    ratios = {name: paired_ratio(seconds[name], seconds[OURS]) for name in calls if name not in (SINGLE, OURS)}
+    limit = max(CONTENDS, min(ratios.values(), default=0.0))
+    close = [name for name, ratio in ratios.items() if ratio <= limit]
     decided = race(calls, seconds, close, OURS, final_repeats, most_repeats, in_a_row)
     seconds = decided.seconds
     rows = [
