@@ -94,7 +94,8 @@ def measure(
     programs.append(_ours(config, workload, arguments, devices, reference))
     calls = {program.name: program.call for program in programs}
     seconds = interleaved_seconds(calls, repeats, in_a_row)
-    ratios = {name: paired_ratio(seconds[name], seconds[OURS]) for name in calls if name not in (SINGLE, OURS)}
+    compared = set(calls) - {SINGLE, OURS}
+    ratios = {name: paired_ratio(seconds[name], seconds[OURS]) for name in calls if name in compared}
     limit = max(CONTENDS, min(ratios.values(), default=0.0))
     close = [name for name, ratio in ratios.items() if ratio <= limit]
     decided = race(calls, seconds, close, OURS, final_repeats, most_repeats, in_a_row)
