@@ -64,8 +64,8 @@ struct Exchange {
   int32_t workers_per_rank;
 
   Exchange(std::unique_ptr<const Program> decoded, int64_t id, std::string name)
-      : program(std::move(decoded)), schedule(*program, {Copies::kPush, PartBytes(*program)}), id(id), name(std::move(name)),
-        counters(CountersOf(id, program->num_devices)), spare_flags(program->num_devices),
+      : program(std::move(decoded)), schedule(*program, {Copies::kPush, PartBytes(*program)}), id(id),
+        name(std::move(name)), counters(CountersOf(id, program->num_devices)), spare_flags(program->num_devices),
         workers_per_rank(WorkersPerRank(schedule.view())) {}
 
   // What messages call it.
