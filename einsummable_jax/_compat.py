@@ -1,5 +1,6 @@
 """Every private JAX name this package uses, in one place (JAX 0.10)."""
 
+import os
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jax._src import distributed as _distributed
 from jax._src import linear_util as linear_util
 from jax._src import source_info_util as source_info_util
 from jax._src.ad_util import Zero as Zero
+from jax._src.api_util import fun_sourceinfo as fun_sourceinfo
+from jax._src.api_util import save_wrapped_fun_debug_info as save_wrapped_fun_debug_info
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
@@ -25,11 +28,14 @@ from jax._src.interpreters import partial_eval as pe  # noqa: F401  the alias is
 from jax._src.interpreters import remat as remat
 from jax._src.lax.lax import dot_general_p as dot_general_p
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
+from jax._src.linear_util import _clean_keystr_arg_names as clean_keystr  # noqa: F401
 from jax._src.mesh import empty_abstract_mesh as empty_abstract_mesh
 from jax._src.mesh import get_concrete_mesh as get_concrete_mesh
 from jax._src.mesh import thread_resources as thread_resources
-from jax._src.tree_util import broadcast_prefix as broadcast_prefix
 from jax._src.tree_util import prefix_errors as prefix_errors
+
+# Equations that this package makes belong to the user's line that called for them: reports and errors say so.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 
 def coordination_client() -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from einsummable_jax._compat import core
-from einsummable_jax.layout import TiledLayout
+from einsummable_jax._compat import clean_keystr, core
 from einsummable_jax.tiled_array import TiledArray
 
 PyTree = Any
@@ -27,12 +26,16 @@ class Call:
       tree: The tree of ``(dynamic positional arguments, dynamic keyword arguments)``.
       static: Static arguments as ``(position or name, value)``.
       positional: Number of positional arguments, static ones included.
+      given: The dynamic arguments as they came, ``(args, kwargs)``; None in a call that is kept, which must
+        not keep them alive. Nothing here makes trees of leaves that are no arrays: the constructors of users'
+        classes may look at them.
     """
 
     leaves: list[Any]
     tree: Any
     static: tuple[tuple[int | str, Hashable], ...]
     positional: int
+    given: Any = None
 
     @property
     def structure(self) -> tuple[Any, ...]:
@@ -102,8 +105,9 @@ class Signature:
             kwargs = {name: value for name, value in kwargs.items() if name not in self.static_names}
         else:
             args_left = args
-        leaves, tree = flatten((args_left, kwargs))
-        return Call(leaves, tree, tuple(static), len(args))
+        given = (args_left, kwargs)
+        leaves, tree = flatten(given)
+        return Call(leaves, tree, tuple(static), len(args), given)
 
     def _check_hashable(self, where: int | str, value: Any) -> None:
         try:
@@ -121,23 +125,22 @@ class Signature:
         return self.parameters[where] if where < len(self.parameters) else f"args[{where}]"
 
     def leaf_names(self, call: Call) -> tuple[str, ...]:
-        """The tree path of every leaf, such as ``params['layers'][0]['w']``."""
+        """The tree path of every leaf of a call with its arguments, such as ``params['layers'][0]['w']``."""
         positions = [i for i in range(call.positional) if i not in self.static_numbers]
-        dummy = jax.tree_util.tree_unflatten(call.tree, [0] * len(call.leaves))
+        paths, _ = jax.tree_util.tree_flatten_with_path(call.given, is_leaf=_is_tiled_array)
         names = []
-        for (kind, which, *path), _ in jax.tree_util.tree_flatten_with_path(dummy)[0]:
+        for (kind, which, *path), _ in paths:
             root = self._name(positions[which.idx]) if kind.idx == 0 else which.key
-            names.append(root + jax.tree_util.keystr(tuple(path)))
+            names.append(root + clean_keystr(tuple(path)))
         return tuple(names)
 
     def donated_leaves(self, call: Call) -> tuple[int, ...]:
         """Numbers of the leaves of donated arguments."""
         positions = [i for i in range(call.positional) if i not in self.static_numbers]
-        args, _ = jax.tree_util.tree_unflatten(call.tree, range(len(call.leaves)))
         leaves: list[int] = []
-        for position, arg in zip(positions, args, strict=True):
+        for position, (_, numbers) in zip(positions, _children(call.tree.children()[0]), strict=True):
             if position in self.donated:
-                leaves += jax.tree_util.tree_leaves(arg)
+                leaves += numbers
         return tuple(leaves)
 
 
@@ -148,25 +151,36 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
       TypeError: If a `TiledArray` holds something else than one array.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    structure, tiled = _tiled_arrays(structure)
-    for number, layout, shape in tiled:
-        array = TiledArray(leaves[number], layout, shape)
-        leaves[number] = array.to_array() if isinstance(array.stacked, core.Tracer) else array
+    if _has_tiled_arrays(structure):
+        leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_tiled_array)
+        leaves = [_tiled_leaf(leaf) if isinstance(leaf, TiledArray) else leaf for leaf in leaves]
     return leaves, structure
 
 
+def _is_tiled_array(node: Any) -> bool:
+    return isinstance(node, TiledArray)
+
+
 @functools.lru_cache(maxsize=4096)
-def _tiled_arrays(structure: Any) -> tuple[Any, tuple[tuple[int, TiledLayout, tuple[int, ...]], ...]]:
-    """A structure with its `TiledArray` s as leaves, and which leaves they are; once per structure."""
-    tree = jax.tree_util.tree_unflatten(structure, range(structure.num_leaves))
-    nodes, outer = jax.tree_util.tree_flatten(tree, is_leaf=lambda node: isinstance(node, TiledArray))
-    tiled = [node for node in nodes if isinstance(node, TiledArray)]
-    for array in tiled:
-        if not isinstance(array.stacked, int):
-            raise TypeError(
-                f"{array!r}: expected one array as its leaf, found {type(array.stacked).__name__}"
-            )
-    return outer, tuple((array.stacked, array.layout, array.shape) for array in tiled)
+def _has_tiled_arrays(structure: Any) -> bool:
+    """Whether there are `TiledArray` s among the nodes; once per structure."""
+    node = structure.node_data()
+    return node is not None and (node[0] is TiledArray or any(map(_has_tiled_arrays, structure.children())))
+
+
+def _tiled_leaf(array: TiledArray) -> Any:
+    if not jax.tree_util.all_leaves([array.stacked]):
+        raise TypeError(f"{array!r}: expected one array as its leaf, found {type(array.stacked).__name__}")
+    return array.to_array() if isinstance(array.stacked, core.Tracer) else array
+
+
+def _children(tree: Any) -> list[tuple[Any, range]]:
+    """The structures right below a tree's root, each with the numbers of its leaves."""
+    found, start = [], 0
+    for child in tree.children():
+        found.append((child, range(start, start + child.num_leaves)))
+        start += child.num_leaves
+    return found
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -215,21 +229,13 @@ def state_pairs(
     result, has its tree, shapes and dtypes; a bare array is not (an activation often has its argument's
     shape). Arguments are matched in order, each with the first such result that is still free.
     """
-    args, _ = jax.tree_util.tree_unflatten(call.tree, range(len(call.leaves)))
-    result = jax.tree_util.tree_unflatten(out_tree, range(out_tree.num_leaves))
-    candidates = [result]
-    if isinstance(result, (tuple, list)):
-        candidates += list(result)
-    elif isinstance(result, dict):
-        candidates += list(result.values())
+    results = [(out_tree, range(out_tree.num_leaves)), *_children(out_tree)]
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
-    for arg in args:
-        leaves, tree = jax.tree_util.tree_flatten(arg)
+    for tree, leaves in _children(call.tree.children()[0]):
         if not leaves or jax.tree_util.treedef_is_leaf(tree):
             continue
-        for candidate in candidates:
-            outs, out = jax.tree_util.tree_flatten(candidate)
+        for out, outs in results:
             if out != tree or used & set(outs):
                 continue
             if all(_alike(avals_in[i], avals_out[o]) for i, o in zip(leaves, outs, strict=True)):

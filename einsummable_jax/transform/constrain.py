@@ -7,12 +7,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from einsummable_jax._compat import source_info_util
 from einsummable_jax.graph import constrain_p, without_open_dims
 from einsummable_jax.layout import Relation
 from einsummable_jax.transform.layouts import ACCEPTED, LAYOUTS, as_sharding, broadcast, of_relation
-
-source_info_util.register_exclusion(__file__)  # reports name the line that calls `constrain`
 
 
 def constrain(x: Any, layout: Any) -> Any:

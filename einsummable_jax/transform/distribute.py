@@ -14,7 +14,7 @@ import jax
 import networkx as nx
 from jax.extend.core import ClosedJaxpr
 
-from einsummable_jax._compat import core, pe
+from einsummable_jax._compat import core, fun_sourceinfo, pe, save_wrapped_fun_debug_info
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
@@ -152,20 +152,25 @@ class Distributed:
 
     def _trace(self, call: Call, names: tuple[str, ...]) -> Program:
         """Trace; the arrays that the function closes over become leading inputs."""
-        out_trees = []
+        results = []
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: Any) -> Any:
             args, kwargs = call.arguments(leaves)
-            results, tree = jax.tree_util.tree_flatten(self._function(*args, **kwargs))
-            out_trees.append(tree)
-            return results
+            result = self._function(*args, **kwargs)
+            results.append((jax.tree_util.tree_structure(result), self._requests.of_result(result)))
+            return result
 
+        # Errors of JAX name the user's function and arguments.
+        source = fun_sourceinfo(self._function)
+        info = core.DebugInfo("distribute", source, names, core.initial_result_paths)
+        save_wrapped_fun_debug_info(flat, info)
         closed = jax.make_jaxpr(flat)(*call.leaves)
+        out_tree, asked = results[-1]
         jaxpr = ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
         count = len(closed.consts)
-        fixed_inputs = self._requests.of_inputs(call.tree, call.leaves, names)
-        fixed_outputs = self._requests.of_outputs(out_trees[-1], jaxpr.out_avals)
-        pairs = state_pairs(call, out_trees[-1], jaxpr.out_avals, call.leaves)
+        fixed_inputs = self._requests.of_inputs(call.given[0], call.leaves, names)
+        fixed_outputs = self._requests.of_outputs(asked, jaxpr.out_avals)
+        pairs = state_pairs(call, out_tree, jaxpr.out_avals, call.leaves)
         donated = set(self._signature.donated_leaves(call))
         # Fixed differently at its two ends, a value is no state to the user; donated, it is a contradiction.
         pairs = [
@@ -176,10 +181,10 @@ class Distributed:
         fixed_inputs, fixed_outputs = paired(fixed_inputs, fixed_outputs, pairs)
         return Program(
             name=self._signature.name,
-            call=call,
+            call=dataclasses.replace(call, given=None),
             names=names,
             jaxpr=jaxpr,
-            out_tree=out_trees[-1],
+            out_tree=out_tree,
             constants=tuple(closed.consts),
             state=tuple((i + count, o) for i, o in pairs),
             fixed_inputs=(None,) * count + fixed_inputs,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from einsummable_jax._compat import broadcast_prefix, get_concrete_mesh, prefix_errors, thread_resources
+from einsummable_jax._compat import clean_keystr, get_concrete_mesh, prefix_errors, thread_resources
 from einsummable_jax.layout import (
     Layout,
     MeshLayout,
@@ -78,14 +78,17 @@ def broadcast(what: str, prefix: Any, full: Any, of: str) -> list[Any]:
     Raises:
       ValueError: If ``prefix`` is no tree prefix of ``full``; has the tree paths where they differ.
     """
+    entries, structure = jax.tree_util.tree_flatten(prefix, is_leaf=_is_leaf)
     try:
-        return broadcast_prefix(prefix, full, is_leaf=_is_leaf)
+        subtrees = structure.flatten_up_to(full)
     except ValueError:
         errors = prefix_errors(prefix, full, is_leaf=_is_leaf)
         if not errors:
             raise
         details = "\n".join(f"  * {error(what).args[0]}" for error in errors)
         raise ValueError(f"{what} must be a tree prefix of the {of}, but is not:\n{details}") from None
+    counts = [jax.tree_util.tree_structure(subtree).num_leaves for subtree in subtrees]
+    return [entry for entry, count in zip(entries, counts, strict=True) for _ in range(count)]
 
 
 def context_mesh() -> Mesh | None:
@@ -149,26 +152,40 @@ class Requests:
     inputs: Any = None
     outputs: Any = None
 
-    def of_inputs(self, tree: Any, structs: Sequence[Any], names: Sequence[str]) -> tuple[Fixed | None, ...]:
-        """What is fixed about each leaf of ``(args, kwargs)``; keyword arguments are free.
+    def of_inputs(
+        self, args: tuple[Any, ...], structs: Sequence[Any], names: Sequence[str]
+    ) -> tuple[Fixed | None, ...]:
+        """What is fixed about each leaf of the positional ``args`` and the keyword arguments, which are free.
+
+        Args:
+          args: The positional arguments, static ones left out.
+          structs: Shape and dtype of every leaf, those of keyword arguments at the end.
+          names: Its tree path.
 
         Raises:
           ValueError: If the tree is no prefix, or a layout does not fit; names the leaves.
           TypeError: If a leaf is none of the accepted types.
         """
-        args, _ = jax.tree_util.tree_unflatten(tree, [0] * len(structs))
         what = f"distribute({self.function}): in_layouts"
         asked = broadcast(what, self.inputs, args, "tuple of positional arguments (static ones left out)")
         asked += [None] * (len(structs) - len(asked))
         return self._fixed(what, asked, structs, names)
 
-    def of_outputs(self, tree: Any, avals: Sequence[Any]) -> tuple[Fixed | None, ...]:
-        """The same for each leaf of the result."""
-        result = jax.tree_util.tree_unflatten(tree, [0] * len(avals))
-        what = f"distribute({self.function}): out_layouts"
-        asked = broadcast(what, self.outputs, result, "result")
+    def of_result(self, result: Any) -> list[tuple[str, Any]]:
+        """The tree path of each leaf of a result, and what is asked for it.
+
+        Raises:
+          ValueError: If what is asked is no prefix of the result.
+        """
+        asked = broadcast(f"distribute({self.function}): out_layouts", self.outputs, result, "result")
         paths = jax.tree_util.tree_flatten_with_path(result)[0]
-        return self._fixed(what, asked, avals, [f"result{jax.tree_util.keystr(path)}" for path, _ in paths])
+        names = [f"result{clean_keystr(path)}" for path, _ in paths]
+        return list(zip(names, asked, strict=True))
+
+    def of_outputs(self, asked: Sequence[tuple[str, Any]], avals: Sequence[Any]) -> tuple[Fixed | None, ...]:
+        """What is fixed about each leaf of a result, from what `of_result` found; raises as `of_inputs`."""
+        names, targets = [name for name, _ in asked], [target for _, target in asked]
+        return self._fixed(f"distribute({self.function}): out_layouts", targets, avals, names)
 
     def _fixed(
         self, what: str, asked: Sequence[Any], structs: Sequence[Any], names: Sequence[str]
