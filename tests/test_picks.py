@@ -1,5 +1,7 @@
 """Cross-entropy by picking the logits of labels: no logits are stored, and picks mean what they meant."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,47 @@ def test_distributed():
     )
     assert not distributed.plan(x, w, labels).graph.stored
     np.testing.assert_allclose(distributed(x, w, labels), loss(x, w, labels), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("loss", [log_softmax(None), log_softmax("clip"), like_optax, mapped, by_position])
+def test_gradient_without_its_loss(loss):
+    """Nobody reads the scores picked; their gradient is made tile by tile all the same."""
+    args = draw(loss is not like_optax)
+    gradient = jax.grad(lambda x, w, labels: jnp.sum(loss(x @ w, labels)), argnums=(0, 1))
+    graph = stream(build_graph(jax.make_jaxpr(gradient)(*args)))
+    shapes = [graph.tensors[t].shape for op in graph.operations for t in op.results]
+    assert not graph.stored
+    assert all(math.prod(shape) < ROWS * CLASSES for shape in shapes)
+    found = jax.jit(lambda *args: run(graph, *args))(*args)
+    for ours, theirs in zip(found, jax.jit(gradient)(*args), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 7, 8])
+def test_gradient_on_devices(num_devices):
+    args = draw(True)
+    gradient = jax.grad(lambda x, w, labels: jnp.sum(log_softmax(None)(x @ w, labels)), argnums=(0, 1))
+    distributed = distribute(gradient, devices=jax.devices()[:num_devices])
+    assert STREAMED in [op.primitive for op in distributed.plan(*args).graph.operations]
+    for ours, theirs in zip(distributed(*args), jax.jit(gradient)(*args), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("loss", [log_softmax(None), like_optax])
+def test_gradient_holds_no_more_than_value_and_gradient(loss, monkeypatch):
+    monkeypatch.undo()
+    rows, width, classes = 384, 16, 32768
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, width), (width, classes))]
+    args = (*shapes, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    held = []
+    for transform in (jax.grad, jax.value_and_grad):
+        function = transform(lambda x, w, labels: loss(x @ w, labels).mean(), argnums=(0, 1))
+        distributed = distribute(function)
+        planned = distributed.plan(*args).memory().fullest.temporary_bytes
+        held.append((planned, distributed.lower(*args).compile().memory_analysis().temp_size_in_bytes))
+    for of_gradient, of_both in zip(*held, strict=True):
+        assert of_gradient <= 1.01 * of_both
+        assert of_both < 4 * rows * classes / 8
 
 
 def test_picks_of_small_logits_stay():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,11 @@ class _Picks:
         return lax.broadcasted_iota(jnp.int32, self.shape, self.axis) == self._by_row(position)
 
     def inside(self, indices: jax.Array) -> jax.Array:
-        """Which rows have an index in bounds, booleans of the array's shape with one index."""
-        return self._by_row(in_bounds(indices, [self.shape[self.axis] - 1]))
+        """Which rows have a position picked, booleans of the array's shape with one index."""
+        inside = in_bounds(indices, [self.shape[self.axis] - 1])
+        if self.mode != lax.GatherScatterMode.FILL_OR_DROP:
+            inside = jnp.ones_like(inside)
+        return self._by_row(inside)
 
     def _by_row(self, values: jax.Array) -> jax.Array:
         """Values per index vector (a last dimension of 1) by the dimensions of the array."""
@@ -97,6 +100,7 @@ def with_picks_as_sums(graph: Graph, large: Collection[int], static: StaticValue
         elif op.primitive == "scatter-add" and graph.tensors[op.results[0]].shape in shapes:
             if picks := _picks(graph, op, makers, static):
                 instead[index] = _spread(graph, op, picks, makers)
+                instead.update(_sums_of_rows(graph, op, picks, makers))
     return replaced(graph, instead)
 
 
@@ -221,6 +225,47 @@ def _spread(graph: Graph, op: Operation, picks: _Picks, makers: Mapping[int, int
 
     arguments = (indices, updates) if _is_zero(graph, onto, makers) else (indices, updates, onto)
     return Replacement(function, arguments)
+
+
+def _sums_of_rows(
+    graph: Graph, op: Operation, picks: _Picks, makers: Mapping[int, int]
+) -> dict[int, Replacement]:
+    """What sums of all of a row are, of an array that a scatter makes with one element in each: this element.
+
+    The gradient of a logarithm of a softmax takes such sums.
+    """
+    onto, _, updates = op.operands
+    if not _is_zero(graph, onto, makers):
+        return {}
+    chains: dict[int, tuple[Operation, ...]] = {op.results[0]: ()}
+    found: dict[int, Replacement] = {}
+    for index, reader in enumerate(graph.operations):
+        chain = chains.get(reader.operands[0]) if reader.operands else None
+        if chain is None:
+            continue
+        if reader.primitive in _KEEP_ZEROS:
+            chains[reader.results[0]] = (*chain, reader)
+        elif reader.primitive == "reduce_sum" and tuple(reader.params["axes"]) == (picks.axis,):
+
+            def function(
+                indices: jax.Array, updates: jax.Array, chain: tuple[Operation, ...] = chain
+            ) -> jax.Array:
+                value = jnp.where(
+                    picks.inside(indices), picks.by_array(updates), jnp.zeros((), updates.dtype)
+                )
+                for step in chain:
+                    value = _KEEP_ZEROS[step.primitive](value, step)
+                return lax.squeeze(value, [picks.axis])
+
+            found[index] = Replacement(function, (picks.indices, updates))
+    return found
+
+
+_KEEP_ZEROS: dict[str, Callable[[jax.Array, Operation], jax.Array]] = {
+    "convert_element_type": lambda x, op: lax.convert_element_type(x, op.params["new_dtype"]),
+    "neg": lambda x, _: lax.neg(x),
+}
+"""Operations of one operand that leave zeros as they are."""
 
 
 def _is_zero(graph: Graph, tensor: int, makers: Mapping[int, int]) -> bool:

@@ -42,6 +42,12 @@ class Region:
     names: tuple[str, ...]
     labels: Mapping[int, tuple[int | None, ...]]
 
+    def reads(self, graph: Graph) -> set[int]:
+        """The tensors that the region reads and does not make."""
+        operations = [graph.operations[index] for index in (*self.members, *self.sinks)]
+        made = {t for op in operations for t in op.results}
+        return {t for op in operations for t in op.operands}.difference(made)
+
 
 @dataclasses.dataclass(frozen=True)
 class Miss:

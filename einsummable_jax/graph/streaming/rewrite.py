@@ -17,7 +17,7 @@ from einsummable_jax.graph.streaming.parts import in_parts, part_length
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, dim_labels, passes_of
 from einsummable_jax.graph.streaming.picks import with_picks_as_sums
 from einsummable_jax.graph.streaming.ranges import in_ranges, ranges_of
-from einsummable_jax.graph.streaming.regions import find_regions, large_tensors
+from einsummable_jax.graph.streaming.regions import Miss, Region, find_regions, large_tensors
 from einsummable_jax.graph.streaming.row_products import with_row_products
 from einsummable_jax.graph.streaming.tile_search import Rates
 from einsummable_jax.graph.streaming.tiling import terms_per_result, visibility
@@ -61,8 +61,10 @@ def ways_to_stream(
     """
     regions, misses = find_regions(graph, min_bytes)
     summed = with_picks_as_sums(graph, large_tensors(graph, min_bytes), _static(graph, known))
-    if summed is not None and len((again := find_regions(summed, min_bytes))[1]) < len(misses):
-        graph, (regions, misses) = summed, again
+    if summed is not None:
+        again = find_regions(summed, min_bytes)
+        if _stored(summed, *again) < _stored(graph, regions, misses):
+            graph, (regions, misses) = summed, again
     missed = [(graph.operations[miss.operation], miss.reason) for miss in misses]
     stored = [f"{op.primitive} at {op.source or 'unknown line'}: {reason}" for op, reason in missed]
     wider = with_wide_sums(graph, regions)
@@ -86,6 +88,14 @@ def ways_to_stream(
         for placed in found
         if placed is not None
     )
+
+
+def _stored(graph: Graph, regions: Sequence[Region], misses: Sequence[Miss]) -> tuple[int, int]:
+    """How many contractions have large results that are stored, and how many bytes passes read.
+
+    The gradient of picked scores is a large array that passes read, also where nothing reads the scores.
+    """
+    return len(misses), sum(graph.tensors[t].bytes for region in regions for t in region.reads(graph))
 
 
 def _static(graph: Graph, known: Mapping[int, np.ndarray] | None) -> StaticValues:
