@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 
 from einsummable_jax._compat import clean_keystr, core
 from einsummable_jax.tiled_array import TiledArray
+from einsummable_jax.transform.parameters import Parameters, pick
 
 PyTree = Any
 
@@ -60,49 +60,47 @@ class Signature:
       static_argnums: Positions of static arguments, negative ones from the end.
       static_argnames: Names of static arguments.
       donate_argnums: Positions of arguments whose buffers the results may take over.
+      donate_argnames: Names of such arguments.
+
+    Raises:
+      ValueError: If the function does not take such an argument, or one is both static and donated.
+      TypeError: If these are no integers and strings.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Sequence[str] | None = None,
-        donate_argnums: int | Sequence[int] | None = None,
+        static_argnums: int | Iterable[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        donate_argnums: int | Iterable[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
     ) -> None:
-        self.name = getattr(function, "__name__", type(function).__name__)
-        self.parameters = _positional_parameters(function)
-        numbers = {self._position(n, "static_argnums") for n in _as_tuple(static_argnums)}
-        names = set(_as_tuple(static_argnames))
-        numbers |= {i for i, name in enumerate(self.parameters) if name in names}
-        names |= {self.parameters[i] for i in numbers if i < len(self.parameters)}
-        self.static_numbers, self.static_names = frozenset(numbers), frozenset(names)
-        self.donated = frozenset(self._position(n, "donate_argnums") for n in _as_tuple(donate_argnums))
-        if both := self.donated & self.static_numbers:
+        self.name = _name_of(function)
+        self._parameters = Parameters.of(function)
+        try:
+            self._static = pick(self._parameters, "static", static_argnums, static_argnames)
+            self._donated = pick(self._parameters, "donate", donate_argnums, donate_argnames)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"distribute({self.name}): {error}") from None
+        both = {self._parameters.name(i) for i in self._static.numbers & self._donated.numbers}
+        if both := both | (self._static.names & self._donated.names):
             raise ValueError(
-                f"distribute({self.name}): arguments {sorted(both)} are in both donate_argnums and "
-                "static_argnums; a static argument has no buffer to donate: drop it from one of the two"
+                f"distribute({self.name}): {', '.join(sorted(both))} is both donated and static; a static "
+                "argument has no buffer to donate. Remedy: leave it out of one of static_argnums (or "
+                "static_argnames) and donate_argnums (or donate_argnames)"
             )
-
-    def _position(self, number: int, option: str) -> int:
-        count = len(self.parameters)
-        if number >= 0:
-            return number
-        if number + count < 0:
-            raise ValueError(
-                f"distribute({self.name}): {option} {number} out of range for {count} parameters"
-            )
-        return number + count
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Set static arguments apart and flatten the others."""
         static: list[tuple[int | str, Hashable]] = []
-        if self.static_numbers or self.static_names:
-            static += [(i, args[i]) for i in sorted(self.static_numbers) if i < len(args)]
-            static += [(name, kwargs[name]) for name in sorted(kwargs) if name in self.static_names]
+        if self._static.numbers or self._static.names:
+            numbers = self._static.positions(len(args))
+            static += [(i, args[i]) for i in sorted(numbers)]
+            static += [(name, kwargs[name]) for name in sorted(kwargs) if name in self._static.names]
             for where, value in static:
                 self._check_hashable(where, value)
-            args_left = tuple(arg for i, arg in enumerate(args) if i not in self.static_numbers)
-            kwargs = {name: value for name, value in kwargs.items() if name not in self.static_names}
+            args_left = tuple(arg for i, arg in enumerate(args) if i not in numbers)
+            kwargs = {name: value for name, value in kwargs.items() if name not in self._static.names}
         else:
             args_left = args
         given = (args_left, kwargs)
@@ -114,33 +112,37 @@ class Signature:
             hash(value)
         except TypeError as error:
             raise ValueError(
-                f"distribute({self.name}): static argument {self._name(where)} of type "
+                f"distribute({self.name}): static argument {self._parameters.name(where)} of type "
                 f"{type(value).__name__} is not hashable; pass something hashable (a tuple for a list), "
                 "or let the argument be dynamic"
             ) from error
 
-    def _name(self, where: int | str) -> str:
-        if isinstance(where, str):
-            return where
-        return self.parameters[where] if where < len(self.parameters) else f"args[{where}]"
+    def _dynamic(self, call: Call) -> list[int]:
+        """Positions of the positional arguments that are not static."""
+        static = self._static.positions(call.positional)
+        return [i for i in range(call.positional) if i not in static]
 
     def leaf_names(self, call: Call) -> tuple[str, ...]:
         """The tree path of every leaf of a call with its arguments, such as ``params['layers'][0]['w']``."""
-        positions = [i for i in range(call.positional) if i not in self.static_numbers]
+        positions = self._dynamic(call)
         paths, _ = jax.tree_util.tree_flatten_with_path(call.given, is_leaf=_is_tiled_array)
         names = []
         for (kind, which, *path), _ in paths:
-            root = self._name(positions[which.idx]) if kind.idx == 0 else which.key
-            names.append(root + clean_keystr(tuple(path)))
+            where = positions[which.idx] if kind.idx == 0 else which.key
+            names.append(self._parameters.name(where) + clean_keystr(tuple(path)))
         return tuple(names)
 
     def donated_leaves(self, call: Call) -> tuple[int, ...]:
         """Numbers of the leaves of donated arguments."""
-        positions = [i for i in range(call.positional) if i not in self.static_numbers]
+        args, kwargs = call.tree.children()
+        donated = self._donated.positions(call.positional)
         leaves: list[int] = []
-        for position, (_, numbers) in zip(positions, _children(call.tree.children()[0]), strict=True):
-            if position in self.donated:
+        for position, (_, numbers) in zip(self._dynamic(call), _children(args), strict=True):
+            if position in donated:
                 leaves += numbers
+        for name, (_, numbers) in zip(kwargs.node_data()[1], _children(kwargs), strict=True):
+            if name in self._donated.names:
+                leaves += [args.num_leaves + number for number in numbers]
         return tuple(leaves)
 
 
@@ -183,20 +185,10 @@ def _children(tree: Any) -> list[tuple[Any, range]]:
     return found
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, (int, str)) else tuple(value)
-
-
-def _positional_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the positional parameters, as far as the function tells."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind in kinds)
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
@@ -204,20 +196,30 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
 
     Raises:
       TypeError: If the leaf is no array, scalar or `jax.ShapeDtypeStruct`.
+      OverflowError: If it is an integer that is too large.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     if isinstance(leaf, TiledArray):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    where = f"distribute({function}): argument {name}"
     try:
         aval = jax.typeof(leaf)
-        weak = getattr(aval, "weak_type", False)
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
-    except (TypeError, AttributeError) as error:
+    except OverflowError as error:
+        raise OverflowError(f"{where}: {error}. Remedy: pass it as a float, or name it static") from None
+    except (TypeError, ValueError) as error:
+        detail = str(error) if isinstance(leaf, np.ma.MaskedArray) else "expected an array or a scalar"
+        kind = f" and dtype {leaf.dtype}" if isinstance(leaf, (np.ndarray, np.generic)) else ""
         raise TypeError(
-            f"distribute({function}): argument {name} is of type {type(leaf).__name__}; expected an array or "
-            "a scalar. Remedy: convert it, or name it in static_argnums or static_argnames"
+            f"{where} is of type {type(leaf).__name__}{kind}; {detail}. Remedy: convert it, or name it in "
+            "static_argnums or static_argnames"
         ) from error
+    if isinstance(aval, core.ShapedArray):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    raise TypeError(
+        f"{where} is a {aval}, which is no value; a distributed function takes values and returns values. "
+        "Remedy: of a mutable reference, pass what it holds (ref[...]) and store the result outside"
+    )
 
 
 def state_pairs(

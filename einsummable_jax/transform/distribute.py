@@ -1,37 +1,32 @@
-"""`distribute`: an ordinary JAX function on all devices."""
+"""A distributed function: what `distribute` returns."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import networkx as nx
 from jax.extend.core import ClosedJaxpr
 
 from einsummable_jax._compat import core, fun_sourceinfo, pe, save_wrapped_fun_debug_info
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.topology import Topology, TopologyError, as_topology
 from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
-from einsummable_jax.transform.given_plan import plan_text
 from einsummable_jax.transform.known import known_values
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
+from einsummable_jax.transform.method import DistributedMethod
 from einsummable_jax.transform.planner import Options, prepare
 from einsummable_jax.transform.primitive import CallSite, bind
 from einsummable_jax.transform.stages import Lowered, Program, Traced
 
 _LARGE_BYTES = 1 << 20
 """Arguments from this size on are worth a warning when every call moves them again."""
-
-_OBJECTIVES = ("time", "bytes")
 
 
 class Distributed:
@@ -44,13 +39,19 @@ class Distributed:
     """
 
     def __init__(
-        self, function: Callable[..., Any], signature: Signature, options: Options, requests: Requests
+        self,
+        function: Callable[..., Any],
+        signature: Signature,
+        options: Options,
+        requests: Requests,
+        keep_unused: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._signature = signature
         self._options = options
         self._requests = requests
+        self._keep_unused = keep_unused
         self._lock = threading.RLock()
         self._cache: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
@@ -73,6 +74,10 @@ class Distributed:
         results = traced.executable.run([*traced.placed_constants, *leaves])
         return jax.tree_util.tree_unflatten(traced.program.out_tree, results)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind to an instance, as Python's functions do."""
+        return self if instance is None else DistributedMethod(self, instance)
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments, which may be `jax.ShapeDtypeStruct` s; nothing runs."""
         return self.trace(*args, **kwargs).plan
@@ -84,6 +89,21 @@ class Distributed:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace and plan for these arguments, which may be `jax.ShapeDtypeStruct` s."""
         return self._traced(self._signature.call(args, kwargs))
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the results, as `jax.eval_shape` has them; nothing is planned."""
+        program = self._program(self._signature.call(args, kwargs))
+        structs = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in program.jaxpr.out_avals
+        ]
+        return jax.tree_util.tree_unflatten(program.out_tree, structs)
+
+    def clear_cache(self) -> None:
+        """Forget all that was traced, planned and compiled for calls so far."""
+        with self._lock:
+            for kept in (self._cache, self._programs, self._planned, self._transfers):
+                kept.clear()
 
     def place(self, *args: Any, **kwargs: Any) -> Any:
         """Put arguments in the plan's layout, once, so that calls in a loop need not move them.
@@ -214,7 +234,7 @@ class Distributed:
             [fixed and fixed.sharding for fixed in side]
             for side in (program.fixed_inputs, program.fixed_outputs)
         )
-        return Traced(program, Executable(lowerable, donated, given_in, given_out))
+        return Traced(program, Executable(lowerable, donated, given_in, given_out, self._keep_unused))
 
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""
@@ -246,90 +266,3 @@ def _aval(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return (leaf.shape, leaf.dtype)
     return type(leaf)
-
-
-def distribute(
-    function: Callable[..., Any],
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    topology: Topology | str | os.PathLike[str] | nx.Graph | None = None,
-    cost: str = "time",
-    memory_limit_bytes: float | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    tiled_state: bool = False,
-    in_layouts: Any = None,
-    out_layouts: Any = None,
-    plan: Plan | str | os.PathLike[str] | None = None,
-) -> Distributed:
-    """Run an ordinary JAX function on several devices, its parallel plan found by search.
-
-    The function needs no device assignments, sharding annotations or communication. Every operation is read
-    as a relational join followed by an aggregation; the decomposition of all operations together that takes
-    least modelled time is searched for, and run as one shard program per device joined by synthesised
-    exchanges (Einsummable, arXiv 2609.03905).
-
-    Args:
-      function: Any function that `jax.jit` takes.
-      devices: Devices to run on; all of the default backend if None.
-      topology: The machine to plan for: a `Topology`, the name of a known machine (see
-        `einsummable_jax.machine`), the path of a description (see `einsummable_jax.topology.description`),
-        or a networkx graph (see `einsummable_jax.topology.from_graph`); detected if None.
-      cost: What to minimise: ``"time"``, modelled seconds, or ``"bytes"``, the bytes exchanged.
-      memory_limit_bytes: The most that each device may hold: arguments, results and temporaries. If None, the
-        memory that the topology says a device has; CPU devices, which share one memory, have equal parts
-        of it. The fastest plan that fits is searched for.
-      static_argnums: Positions of arguments that are compile-time constants, as for `jax.jit`.
-      static_argnames: Names of such arguments.
-      donate_argnums: Positions of arguments whose buffers may be reused for results, as for `jax.jit`.
-      tiled_state: Whether results that come back as arguments of the next call (a train state) may be
-        `TiledArray` s: cut among all devices also where no `NamedSharding` can, as on 7 devices. The first
-        call takes ordinary arrays; within the function all are whole arrays. Under a JAX transformation
-        results are ordinary arrays.
-      in_layouts: Layouts of arguments that are fixed, given as ``in_shardings`` of `jax.jit` are: a pytree
-        that is a prefix of the tuple of positional arguments (static ones left out), or one entry for all.
-        Entries are None: the search chooses; a `NamedSharding` over exactly the devices, with any mesh; a
-        `PartitionSpec` for the mesh that is set (`jax.set_mesh`); or a layout or a `Relation` of
-        `einsummable_jax.layout`, with several tiles on a device if need be: a `TiledArray` comes and goes.
-        Arguments that already have their sharding are taken without copying. Keyword arguments are free.
-      out_layouts: The same for results: a prefix of the result. A result fixed by a sharding has that one.
-        Under `jax.vmap` and in the transposed part of a derivative nothing is fixed.
-      plan: A plan to use instead of searching, or the path where `Plan.save` put it. It is for one program:
-        arguments of other shapes, and derivatives of the distributed function, are refused.
-
-    Returns:
-      A function called like ``function``. It also has ``plan``, ``lower`` and ``place``.
-
-    Raises:
-      TypeError: If ``function`` is not callable.
-      ValueError: If an option is out of range, or the topology is malformed or of another device count.
-
-    Planning a call raises :class:`einsummable_jax.MemoryLimitError` if no plan is found that fits the limit.
-    """
-    if not callable(function):
-        raise TypeError(f"distribute: expected a function, found {type(function).__name__}")
-    if cost not in _OBJECTIVES:
-        raise ValueError(f"distribute: cost is {cost!r}, expected one of {_OBJECTIVES}")
-    chosen = tuple(jax.devices() if devices is None else devices)
-    if not chosen or len(set(chosen)) != len(chosen):
-        raise ValueError(f"distribute: devices must be distinct and at least one, found {list(chosen)}")
-    try:
-        machine = as_topology(topology, chosen)
-    except TopologyError as error:
-        raise TopologyError(f"distribute: {error}") from None
-    if memory_limit_bytes is not None and not memory_limit_bytes > 0:
-        raise ValueError(
-            f"distribute: memory_limit_bytes is {memory_limit_bytes}, expected a positive number"
-        )
-    signature = Signature(function, static_argnums, static_argnames, donate_argnums)
-    options = Options(
-        chosen,
-        machine,
-        cost,
-        tiled_state,
-        memory_limit_bytes,
-        None if plan is None else plan_text(plan),
-    )
-    requests = Requests(signature.name, chosen, in_layouts, out_layouts)
-    return Distributed(function, signature, options, requests)

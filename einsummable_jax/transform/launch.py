@@ -154,6 +154,7 @@ class Executable:
       donated: Positions of arguments whose buffers the results may take over.
       given_in: The sharding that the user asked for, for each argument; empty: for none.
       given_out: The same for each result.
+      keep_unused: Whether arguments that the program does not use stay arguments of the compiled one.
 
     Attributes:
       slots: Where each argument belongs.
@@ -166,8 +167,10 @@ class Executable:
         donated: tuple[int, ...] = (),
         given_in: Sequence[Sharding | None] = (),
         given_out: Sequence[Sharding | None] = (),
+        keep_unused: bool = False,
     ) -> None:
         self.lowerable = lowerable
+        self._keep_unused = keep_unused
         graph = lowerable.plan.graph
         self.slots = self._slots(lowerable.plan.inputs, graph.inputs, given_in)
         self.out_slots = self._slots(lowerable.plan.outputs, graph.outputs, given_out)
@@ -197,7 +200,13 @@ class Executable:
         ins = tuple(slot.crossing for slot in self.slots)
         outs = [slot.crossing for slot in self.out_slots]
         fence = NamedSharding(refined_mesh(self.lowerable.devices), PartitionSpec())
-        return jax.jit(run, in_shardings=ins, out_shardings=(outs, fence), donate_argnums=self.donated)
+        return jax.jit(
+            run,
+            in_shardings=ins,
+            out_shardings=(outs, fence),
+            donate_argnums=self.donated,
+            keep_unused=self._keep_unused,
+        )
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """The arguments, abstract, in their layouts."""
