@@ -32,7 +32,11 @@ from jax._src.linear_util import _clean_keystr_arg_names as clean_keystr  # noqa
 from jax._src.mesh import empty_abstract_mesh as empty_abstract_mesh
 from jax._src.mesh import get_concrete_mesh as get_concrete_mesh
 from jax._src.mesh import thread_resources as thread_resources
+from jax._src.state.discharge import discharge_state as discharge_state
+from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.tree_util import prefix_errors as prefix_errors
+
+InternalMutableArrayEffect = core.InternalMutableArrayEffect
 
 # Equations that this package makes belong to the user's line that called for them: reports and errors say so.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)

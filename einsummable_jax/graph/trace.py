@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from einsummable_jax.graph.graph import (
     Operation,
     Tensor,
 )
+from einsummable_jax.graph.manual import check_not_manual, source_line
 from einsummable_jax.graph.prune import compacted
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.rules.loops import link_spec
@@ -72,10 +72,11 @@ def build_graph(
     Raises:
       ValueError: A constant has more than one element, names or state do not fit the jaxpr, or the program
         constrains a value to a layout that it cannot have.
-      NotImplementedError: A value is no array (a mutable reference or a token).
+      NotImplementedError: A value is no array (a mutable reference or a token), or there is a `shard_map`.
     """
     jaxpr = closed_jaxpr.jaxpr
     _check(closed_jaxpr, input_names, state)
+    check_not_manual(jaxpr)
     builder = _Builder(devices)
     names = input_names or [f"arg{i}" for i in range(len(jaxpr.invars))]
     inputs = [builder.tensor(v.aval, name) for v, name in zip(jaxpr.invars, names, strict=True)]
@@ -163,7 +164,7 @@ class _Builder:
 
     def _equation(self, eqn: JaxprEqn, operands: list[int], site: _Site) -> list[int]:
         name = eqn.primitive.name
-        source = site.source or _source_line(eqn)
+        source = site.source or source_line(eqn)
         stack = _joined(site.name_stack, str(eqn.source_info.name_stack))
         if name in _IDENTITIES:
             return operands
@@ -337,13 +338,6 @@ def _contains(ascending: Sequence[int], number: int) -> bool:
 
 def _joined(outer: str, inner: str) -> str:
     return f"{outer}/{inner}" if outer and inner else outer or inner
-
-
-def _source_line(eqn: JaxprEqn) -> str:
-    frame = _compat.source_info_util.user_frame(eqn.source_info.traceback)
-    if frame is None:
-        return ""
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
 
 
 def _is_user_code(jaxpr: Jaxpr) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from einsummable_jax._compat import clean_keystr, core
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.parameters import Parameters, pick
+from einsummable_jax.transform.references import REMEDY
 
 PyTree = Any
 
@@ -217,8 +218,7 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
     if isinstance(aval, core.ShapedArray):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
     raise TypeError(
-        f"{where} is a {aval}, which is no value; a distributed function takes values and returns values. "
-        "Remedy: of a mutable reference, pass what it holds (ref[...]) and store the result outside"
+        f"{where} is no array, but {aval}; a distributed function takes values and returns values. {REMEDY}"
     )
 
 

@@ -22,7 +22,8 @@ from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.method import DistributedMethod
 from einsummable_jax.transform.planner import Options, prepare
-from einsummable_jax.transform.primitive import CallSite, bind
+from einsummable_jax.transform.primitive import CallSite, bind, check_not_within_manual
+from einsummable_jax.transform.references import without_references
 from einsummable_jax.transform.stages import Lowered, Program, Traced
 
 _LARGE_BYTES = 1 << 20
@@ -184,7 +185,7 @@ class Distributed:
         source = fun_sourceinfo(self._function)
         info = core.DebugInfo("distribute", source, names, core.initial_result_paths)
         save_wrapped_fun_debug_info(flat, info)
-        closed = jax.make_jaxpr(flat)(*call.leaves)
+        closed = without_references(jax.make_jaxpr(flat)(*call.leaves), self._signature.name)
         out_tree, asked = results[-1]
         jaxpr = ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
         count = len(closed.consts)
@@ -238,6 +239,7 @@ class Distributed:
 
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""
+        check_not_within_manual(self._signature.name)
         program = self._program(call)
         # What is traced around it sees whole arrays: state comes and goes as such.
         site = CallSite(program.name, dataclasses.replace(self._options, tiled_state=False))

@@ -52,6 +52,21 @@ class CallSite:
     options: Options
 
 
+def check_not_within_manual(name: str) -> None:
+    """Raise if a call is traced as part of what one device of a mesh does.
+
+    Raises:
+      NotImplementedError: Naming the function, the axes and what to do.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if axes:
+        raise NotImplementedError(
+            f"distribute({name}) was called within a `shard_map` or `pmap` over {', '.join(map(str, axes))}, "
+            "where each device already has a program of its own. Remedy: call the distributed function "
+            "outside of it, or call the function itself there"
+        )
+
+
 @functools.lru_cache(maxsize=64)
 def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
     """A jaxpr that does nothing but name the devices.
