@@ -138,10 +138,10 @@ class Signature:
         args, kwargs = call.tree.children()
         donated = self._donated.positions(call.positional)
         leaves: list[int] = []
-        for position, (_, numbers) in zip(self._dynamic(call), _children(args), strict=True):
+        for position, (_, numbers) in zip(self._dynamic(call), children(args), strict=True):
             if position in donated:
                 leaves += numbers
-        for name, (_, numbers) in zip(kwargs.node_data()[1], _children(kwargs), strict=True):
+        for name, (_, numbers) in zip(kwargs.node_data()[1], children(kwargs), strict=True):
             if name in self._donated.names:
                 leaves += [args.num_leaves + number for number in numbers]
         return tuple(leaves)
@@ -177,7 +177,7 @@ def _tiled_leaf(array: TiledArray) -> Any:
     return array.to_array() if isinstance(array.stacked, core.Tracer) else array
 
 
-def _children(tree: Any) -> list[tuple[Any, range]]:
+def children(tree: Any) -> list[tuple[Any, range]]:
     """The structures right below a tree's root, each with the numbers of its leaves."""
     found, start = [], 0
     for child in tree.children():
@@ -220,35 +220,6 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
     raise TypeError(
         f"{where} is no array, but {aval}; a distributed function takes values and returns values. {REMEDY}"
     )
-
-
-def state_pairs(
-    call: Call, out_tree: Any, avals_out: Sequence[Any], avals_in: Sequence[Any]
-) -> list[tuple[int, int]]:
-    """Which results come back as arguments of the next call: pairs (leaf number, result number).
-
-    A positional argument that is a container is taken for state when a result of the function, or the whole
-    result, has its tree, shapes and dtypes; a bare array is not (an activation often has its argument's
-    shape). Arguments are matched in order, each with the first such result that is still free.
-    """
-    results = [(out_tree, range(out_tree.num_leaves)), *_children(out_tree)]
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for tree, leaves in _children(call.tree.children()[0]):
-        if not leaves or jax.tree_util.treedef_is_leaf(tree):
-            continue
-        for out, outs in results:
-            if out != tree or used & set(outs):
-                continue
-            if all(_alike(avals_in[i], avals_out[o]) for i, o in zip(leaves, outs, strict=True)):
-                pairs += zip(leaves, outs, strict=True)
-                used |= set(outs)
-                break
-    return pairs
-
-
-def _alike(left: Any, right: Any) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype
 
 
 def nbytes(struct: Any) -> int:

@@ -84,6 +84,11 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
     least modelled time is searched for, and run as one shard program per device joined by synthesised
     exchanges (Einsummable, arXiv 2609.03905).
 
+    A result that comes back as an argument of the next call is left where that call wants it. Taken for such
+    are: a container with the tree, shapes and dtypes of an argument; arrays, in order, if as many arguments
+    as results have one shape and dtype, as in ``x = d(params, x)``; and otherwise the first arrays of the
+    shapes and dtypes of donated ones. Layouts that are fixed differently at its two ends say that it is not.
+
     Args:
       function: Any function that `jax.jit` takes. Left out, the result is a decorator with these options, as
         for `jax.jit`: ``@distribute(static_argnums=1)``.

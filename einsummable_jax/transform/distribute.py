@@ -16,7 +16,7 @@ from einsummable_jax._compat import core, fun_sourceinfo, pe, save_wrapped_fun_d
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes, state_pairs
+from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes
 from einsummable_jax.transform.known import known_values
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
@@ -25,6 +25,7 @@ from einsummable_jax.transform.planner import Options, prepare
 from einsummable_jax.transform.primitive import CallSite, bind, check_not_within_manual
 from einsummable_jax.transform.references import without_references
 from einsummable_jax.transform.stages import Lowered, Program, Traced
+from einsummable_jax.transform.state import state_pairs
 
 _LARGE_BYTES = 1 << 20
 """Arguments from this size on are worth a warning when every call moves them again."""
@@ -191,14 +192,17 @@ class Distributed:
         count = len(closed.consts)
         fixed_inputs = self._requests.of_inputs(call.given[0], call.leaves, names)
         fixed_outputs = self._requests.of_outputs(asked, jaxpr.out_avals)
-        pairs = state_pairs(call, out_tree, jaxpr.out_avals, call.leaves)
         donated = set(self._signature.donated_leaves(call))
-        # Fixed differently at its two ends, a value is no state to the user; donated, it is a contradiction.
-        pairs = [
-            (i, o)
-            for i, o in pairs
-            if i in donated or agree(fixed_inputs[i], fixed_outputs[o], call.leaves[i].shape)
+        found = state_pairs(call, out_tree, jaxpr.out_avals, call.leaves, donated)
+        # Fixed differently at its two ends, a value is no state to the user; given away as part of a train
+        # state, it is a contradiction.
+        found = [
+            pair
+            for pair in found
+            if (pair.in_container and pair.leaf in donated)
+            or agree(fixed_inputs[pair.leaf], fixed_outputs[pair.result], call.leaves[pair.leaf].shape)
         ]
+        pairs = [(pair.leaf, pair.result) for pair in found]
         fixed_inputs, fixed_outputs = paired(fixed_inputs, fixed_outputs, pairs)
         return Program(
             name=self._signature.name,
@@ -208,6 +212,7 @@ class Distributed:
             out_tree=out_tree,
             constants=tuple(closed.consts),
             state=tuple((i + count, o) for i, o in pairs),
+            ordinary=frozenset(pair.leaf + count for pair in found if pair.guessed),
             fixed_inputs=(None,) * count + fixed_inputs,
             fixed_outputs=fixed_outputs,
         )
@@ -230,6 +235,7 @@ class Distributed:
             donated,
             program.fixed,
             known_values(program.constants),
+            program.ordinary,
         )
         given_in, given_out = (
             [fixed and fixed.sharding for fixed in side]

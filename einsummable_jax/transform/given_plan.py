@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from einsummable_jax.graph import Graph
 from einsummable_jax.layout import Layout, MeshLayout, alike, words
@@ -27,15 +28,14 @@ def plan_text(plan: Plan | str | os.PathLike[str]) -> str:
     raise TypeError(f"distribute: plan is of type {type(plan).__name__}, expected a Plan or the path of one")
 
 
-def given_plan(text: str, graph: Graph, boundary: Boundary, num_devices: int, tiled_state: bool) -> Plan:
+def given_plan(text: str, graph: Graph, boundary: Boundary, num_devices: int) -> Plan:
     """The plan that ``text`` holds.
 
     Args:
       text: What `Plan.to_json` wrote.
       graph: The program it must be for.
-      boundary: What is fixed about inputs and results.
+      boundary: What is fixed about inputs and results, and which may be in tiles.
       num_devices: Number of devices.
-      tiled_state: Whether the plan may leave state in tiles.
 
     Raises:
       PlanMismatchError: If it is for another program.
@@ -51,8 +51,8 @@ def given_plan(text: str, graph: Graph, boundary: Boundary, num_devices: int, ti
             f"devices= to match. {REMEDY}"
         )
     settled = boundary.settled(graph, num_devices)
-    state = graph.state if tiled_state else ()
-    before, after = {i for i, _ in state}, {o for _, o in state}
+    before = settled.tiled_inputs
+    after = {o for i, o in graph.state if i in before}
     inputs = _layouts("argument", plan.inputs, settled.inputs, graph.inputs, graph, before)
     outputs = _layouts("result", plan.outputs, settled.outputs, graph.outputs, graph, after)
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
@@ -64,7 +64,7 @@ def _layouts(
     fixed: Sequence[Layout | None],
     tensors: Sequence[int],
     graph: Graph,
-    tiled: set[int],
+    tiled: AbstractSet[int],
 ) -> tuple[Layout, ...]:
     """The planned layouts, in the user's terms where they are fixed."""
     found = []

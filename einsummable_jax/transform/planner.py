@@ -56,10 +56,12 @@ class Options:
         kind = self.devices[0].platform, self.devices[0].device_kind
         return (("kind", kind), *((name, getattr(self, name)) for name in names))
 
-    def boundary(self, graph: Graph, fixed: FixedLayouts | None = None) -> Boundary:
-        """What the layouts of the graph's inputs and results may be."""
+    def boundary(
+        self, graph: Graph, fixed: FixedLayouts | None = None, ordinary: frozenset[int] = frozenset()
+    ) -> Boundary:
+        """What the layouts of the graph's inputs and results may be; ``ordinary`` ones are never in tiles."""
         chosen = Boundary.chosen(graph) if fixed is None else Boundary(fixed.inputs, fixed.outputs)
-        state = (i for i, _ in graph.state if self.tiled_state)
+        state = (i for i, _ in graph.state if self.tiled_state and i not in ordinary)
         tiled = frozenset(i for i in state if isinstance(graph.tensors[graph.inputs[i]].dtype, np.dtype))
         return dataclasses.replace(chosen, tiled_inputs=tiled)
 
@@ -102,7 +104,7 @@ def _planned(graph: Graph, options: Options, boundary: Boundary, donated: tuple[
     """The plan that is given, or kept from an earlier process, or found now."""
     num_devices = len(options.devices)
     if options.plan is not None:
-        return given_plan(options.plan, graph, boundary, num_devices, options.tiled_state)
+        return given_plan(options.plan, graph, boundary, num_devices)
 
     def find() -> Plan:
         with step(f"searching plans of {len(graph.operations)} operations on {num_devices} devices"):
@@ -147,6 +149,7 @@ def prepare(
     donated: tuple[int, ...] = (),
     fixed: FixedLayouts | None = None,
     known: tuple[tuple[int, KnownArray], ...] = (),
+    ordinary: frozenset[int] = frozenset(),
 ) -> Lowerable:
     """Plan a closed jaxpr without constants.
 
@@ -158,6 +161,7 @@ def prepare(
       donated: Positions of the inputs whose buffers results may take over.
       fixed: Layouts of inputs and results that the search may not choose.
       known: Inputs that always have one value, by position.
+      ordinary: Positions of inputs that stay ordinary arrays though they are state.
 
     Raises:
       MemoryLimitError: If no plan is found that fits the memory of the devices.
@@ -166,7 +170,11 @@ def prepare(
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
     values = {position: array.value for position, array in known}
     graphs = ways_to_stream(graph, None, values, Rates.of(options.topology), len(options.devices))
-    plan = _cheapest(graphs, lambda graph: _planned(graph, options, options.boundary(graph, fixed), donated))
+
+    def planned(graph: Graph) -> Plan:
+        return _planned(graph, options, options.boundary(graph, fixed, ordinary), donated)
+
+    plan = _cheapest(graphs, planned)
     searched = time.perf_counter()
     with step(f"synthesising {len(plan.exchanges)} exchanges"):
         plan, programs = with_exchanges(plan, options.topology)

@@ -48,6 +48,7 @@ class Program:
       out_tree: Tree of the results.
       constants: Arrays the function closes over; they come before the leaves.
       state: Pairs (input, result) that keep one layout.
+      ordinary: Those of their inputs that stay ordinary arrays, also with ``tiled_state``.
       fixed_inputs: What the user fixes about each input, constants included.
       fixed_outputs: The same for each result.
     """
@@ -59,6 +60,7 @@ class Program:
     out_tree: Any
     constants: tuple[Any, ...]
     state: tuple[tuple[int, int], ...]
+    ordinary: frozenset[int]
     fixed_inputs: tuple[Fixed | None, ...]
     fixed_outputs: tuple[Fixed | None, ...]
 
