@@ -105,7 +105,8 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
         count from the last parameter. Where only this or ``static_argnames`` is given, the other is inferred.
       static_argnames: Names of such arguments.
       donate_argnums: Positions of arguments whose buffers may be reused for results, as for `jax.jit`; names
-        are inferred in the same way.
+        are inferred in the same way. Those that are not yet in the plan's layout are moved and then deleted,
+        once a result has taken over the copy.
       donate_argnames: Names of such arguments.
       keep_unused: Whether arguments that the function does not use stay arguments of the compiled program, as
         for `jax.jit`. They are put in their layout in either case.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,9 +72,10 @@ class Distributed:
         traced = self._traced(call)
         if traced.program.closes_over_tracers:
             return self._bind(call)
-        leaves = self._place(traced, call.leaves, warn=True)
-        results = traced.executable.run([*traced.placed_constants, *leaves])
-        return jax.tree_util.tree_unflatten(traced.program.out_tree, results)
+        placed, moved = traced.place(call.leaves)
+        for number in moved:
+            self._note_transfer(traced, number)
+        return traced.run(call.leaves, placed, moved)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an instance, as Python's functions do."""
@@ -114,20 +115,8 @@ class Distributed:
           The positional arguments as a tuple, in place; ``(args, kwargs)`` if keyword arguments were given.
         """
         call = self._signature.call(args, kwargs)
-        traced = self._traced(call)
-        args, named = call.arguments(self._place(traced, call.leaves, warn=False))
+        args, named = call.arguments(self._traced(call).place(call.leaves)[0])
         return (args, named) if kwargs else args
-
-    def _place(self, traced: Traced, leaves: Sequence[Any], *, warn: bool) -> list[Any]:
-        placed = list(leaves)
-        for number, (leaf, slot) in enumerate(zip(leaves, traced.leaf_slots, strict=True)):
-            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and slot.is_plain:
-                continue
-            if not slot.holds(leaf):
-                placed[number] = slot.place(leaf)
-                if warn:
-                    self._note_transfer(traced, number)
-        return placed
 
     def _note_transfer(self, traced: Traced, number: int) -> None:
         """Warn, once per argument, when a large argument is moved on call after call."""
@@ -139,8 +128,9 @@ class Distributed:
             warnings.warn(
                 f"distribute({self._signature.name}): argument {name} ({nbytes(struct) / 2**20:.1f} MiB) was "
                 "moved to the devices on more than one call. Remedy: place it once, before the loop, with "
-                f"`args = {self._signature.name}.place(*args)` on the distributed function",
-                stacklevel=4,
+                f"`args = {self._signature.name}.place(*args)` on the distributed function. A result that "
+                "comes back as this argument is left where it is wanted if the argument is in donate_argnums",
+                stacklevel=3,
             )
 
     def _traced(self, call: Call) -> Traced:
@@ -241,7 +231,9 @@ class Distributed:
             [fixed and fixed.sharding for fixed in side]
             for side in (program.fixed_inputs, program.fixed_outputs)
         )
-        return Traced(program, Executable(lowerable, donated, given_in, given_out, self._keep_unused))
+        name = f"distribute({program.name})"
+        executable = Executable(lowerable, donated, given_in, given_out, self._keep_unused, name)
+        return Traced(program, executable)
 
     def _bind(self, call: Call) -> Any:
         """Become part of the program that is being traced."""

@@ -19,6 +19,7 @@ from einsummable_jax.custom_calls import raise_failure
 from einsummable_jax.layout import Layout, MeshLayout, TiledLayout
 from einsummable_jax.lowering import Lowerable, crossing_shape, named_sharding, refined_mesh
 from einsummable_jax.tiled_array import TiledArray
+from einsummable_jax.transform.donation import check_alive, placed_apart
 from einsummable_jax.transform.progress import step
 
 _MAX_IN_FLIGHT = 4
@@ -32,10 +33,11 @@ _lock = threading.Lock()
 _in_flight: collections.deque[jax.Array] = collections.deque()
 
 
-def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[Any]) -> list[Any]:
-    """Run ``function``, whose second result is a fence: an array that is ready when the run has ended.
+def launch(start: Callable[[], tuple[list[Any], jax.Array]]) -> list[Any]:
+    """Run ``start``, whose second result is a fence: an array that is ready when the run has ended.
 
-    One launch at a time, so that every device gets the launches of several threads in the same order.
+    One launch at a time, so that every device gets the launches of several threads in the same order, and
+    that what ``start`` checks of its arguments still holds when they are used.
 
     Raises:
       CudaEngineError: If an exchange of an earlier run has failed on a GPU.
@@ -46,7 +48,7 @@ def launch(function: Callable[..., tuple[list[Any], jax.Array]], args: Sequence[
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 _in_flight.popleft().block_until_ready()
         raise_failure()
-        results, fence = function(*args)
+        results, fence = start()
         _in_flight.append(fence)
     return results
 
@@ -155,10 +157,13 @@ class Executable:
       given_in: The sharding that the user asked for, for each argument; empty: for none.
       given_out: The same for each result.
       keep_unused: Whether arguments that the program does not use stay arguments of the compiled one.
+      function: What messages call the function.
 
     Attributes:
       slots: Where each argument belongs.
       out_slots: Where each result is left.
+      names: What messages call each argument.
+      launched: Whether it has run.
     """
 
     def __init__(
@@ -168,15 +173,19 @@ class Executable:
         given_in: Sequence[Sharding | None] = (),
         given_out: Sequence[Sharding | None] = (),
         keep_unused: bool = False,
+        function: str = "distribute",
     ) -> None:
         self.lowerable = lowerable
+        self.function = function
         self._keep_unused = keep_unused
         graph = lowerable.plan.graph
+        self.names = tuple(graph.tensors[tensor].name for tensor in graph.inputs)
         self.slots = self._slots(lowerable.plan.inputs, graph.inputs, given_in)
         self.out_slots = self._slots(lowerable.plan.outputs, graph.outputs, given_out)
         self._entering = [(i, slot) for i, slot in enumerate(self.slots) if not slot.is_plain]
         self._leaving = [(i, slot) for i, slot in enumerate(self.out_slots) if not slot.is_plain]
         self.donated = donated
+        self.launched = False
         self._compiled = False
 
     def _slots(
@@ -229,16 +238,35 @@ class Executable:
     def launch(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         """Launch ``function``, this program in some compiled form, with arguments already in place."""
         args = list(args)
-        for i, slot in self._entering:
-            args[i] = slot.enter(args[i])
-        results = launch(function, args)
+
+        def start() -> tuple[list[Any], jax.Array]:
+            check_alive(args, self.function, self.names)
+            for i, slot in self._entering:
+                args[i] = slot.enter(args[i])
+            return function(*args)
+
+        results = launch(start)
+        self.launched = True
         for i, slot in self._leaving:
             results[i] = slot.leave(results[i])
         return results
 
     def place_and_run(self, args: Sequence[Any]) -> list[Any]:
         """Move arguments where the plan wants them, then launch."""
-        return self.run([slot.place(arg) for arg, slot in zip(args, self.slots, strict=True)])
+        return self.run([self.placed(position, arg) for position, arg in enumerate(args)])
+
+    def placed(self, position: int, value: Any) -> Any:
+        """An argument where the plan wants it; a donated one that is moved shares no buffer with ``value``.
+
+        Raises:
+          RuntimeError: If it is an array that is deleted.
+        """
+        slot = self.slots[position]
+        if slot.holds(value):
+            return value
+        if isinstance(value, (jax.Array, TiledArray)):
+            check_alive([value], self.function, self.names[position : position + 1])
+        return placed_apart(slot.place, value) if position in self.donated else slot.place(value)
 
 
 def of_whole_arrays(lowerable: Lowerable) -> Callable[..., list[Any]]:
@@ -271,6 +299,6 @@ def in_place(array: Any, sharding: Sharding) -> bool:
 
 
 @functools.lru_cache(maxsize=128)
-def executable(lowerable: Lowerable) -> Executable:
-    """The executable of a plan that a transformation of a distributed call made."""
-    return Executable(lowerable)
+def executable(lowerable: Lowerable, function: str) -> Executable:
+    """The executable of a plan that a transformation of a distributed call made, and its function's name."""
+    return Executable(lowerable, function=function)

@@ -109,7 +109,8 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
-    results = executable(prepare(jaxpr, site.options, names, state, fixed=fixed)).place_and_run(args)
+    program = executable(prepare(jaxpr, site.options, names, state, fixed=fixed), f"distribute({site.name})")
+    results = program.place_and_run(args)
     return [result.to_array() if isinstance(result, TiledArray) else result for result in results]
 
 
@@ -136,11 +137,12 @@ def _spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) 
     ]
 
 
-def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, fixed: Any, **_: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, names: Any, fixed: Any, **_: Any) -> Any:
     nonzero = [type(tangent) is not Zero for tangent in tangents]
     jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
     fixed = fixed and fixed.extended(len(jvp.in_avals), len(jvp.out_avals))
-    outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents), fixed=fixed)
+    names = names and (*names, *(f"tangent of {name}" for name in _nonzero(nonzero, names)))
+    outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents), names=names, fixed=fixed)
     count = len(jaxpr.out_avals)
     return outs[:count], _spread(nonzero_out, outs[count:], jaxpr.out_avals)
 
@@ -149,11 +151,11 @@ ad.primitive_jvps[distributed_call_p] = _jvp
 
 
 def _linearize(
-    is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, fixed: Any, **_: Any
+    is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, names: Any, fixed: Any, **_: Any
 ) -> Any:
     primal, count, nonzero_out, forwarded, tangent = ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
     fixed = fixed and fixed.extended(len(primal.in_avals), len(primal.out_avals))
-    outs = bind(primal, site, *primals, fixed=fixed)
+    outs = bind(primal, site, *primals, names=names, fixed=fixed)
     made = iter(outs[len(outs) - count :])
     known = [*jaxpr.consts, *primals]
     residuals = [next(made) if source is None else known[source] for source in forwarded]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,12 @@ from einsummable_jax._compat import core
 from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
 from einsummable_jax.transform.arguments import Call, abstract, flatten
+from einsummable_jax.transform.donation import (
+    check_alive,
+    check_given_once,
+    release,
+    with_own_buffers,
+)
 from einsummable_jax.transform.launch import Executable, Slot
 from einsummable_jax.transform.layouts import Fixed, FixedLayouts
 from einsummable_jax.transform.progress import step
@@ -108,13 +114,65 @@ class Traced:
     @functools.cached_property
     def placed_constants(self) -> list[Any]:
         """The constants in the plan's layout."""
-        slots = self.executable.slots
-        return [slot.place(value) for value, slot in zip(self.program.constants, slots, strict=False)]
+        place = self.executable.placed
+        return [place(position, value) for position, value in enumerate(self.program.constants)]
 
     @functools.cached_property
     def leaf_slots(self) -> tuple[Slot, ...]:
         """Where every leaf of the arguments belongs."""
         return self.executable.slots[len(self.program.constants) :]
+
+    def place(self, leaves: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """The leaves in the plan's layout, and the numbers of those that had to be moved there.
+
+        Raises:
+          RuntimeError: If one that has to be moved is deleted.
+        """
+        placed, moved, first = list(leaves), [], len(self.program.constants)
+        for number, (leaf, slot) in enumerate(zip(leaves, self.leaf_slots, strict=True)):
+            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and slot.is_plain:
+                continue
+            placed[number] = self.executable.placed(first + number, leaf)
+            if placed[number] is not leaf:
+                moved.append(number)
+        return placed, moved
+
+    def run(
+        self,
+        leaves: Sequence[Any],
+        placed: Sequence[Any],
+        moved: Sequence[int],
+        compiled: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Launch with arguments in place.
+
+        Args:
+          leaves: The arguments as they were passed.
+          placed: The same in place.
+          moved: Numbers of those that were moved there.
+          compiled: This program in some compiled form; None: as it is compiled on its first call.
+
+        Returns:
+          The function's result.
+
+        Raises:
+          RuntimeError: If an array is deleted.
+          ValueError: If a donated array is also passed as another argument.
+        """
+        executable, constants = self.executable, self.program.constants
+        args = [*self.placed_constants, *placed]
+        first = len(constants)
+        if executable.donated:
+            passed = [*constants, *leaves]
+            check_given_once(passed, executable.donated, executable.function, executable.names)
+            if not executable.launched:  # it takes a while, and a program does the same on every call
+                check_alive(args, executable.function, executable.names)
+                args = with_own_buffers(args, executable.donated)
+        results = executable.run(args) if compiled is None else executable.launch(compiled, args)
+        for number in moved:
+            if first + number in executable.donated:
+                release(leaves[number], args[first + number])
+        return jax.tree_util.tree_unflatten(self.program.out_tree, results)
 
     def lower(self) -> Lowered:
         """Lower to StableHLO."""
@@ -209,6 +267,4 @@ class Compiled:
                     f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled "
                     f"for {struct.dtype}{list(struct.shape)}; call the distributed function to plan anew"
                 )
-        placed = [slot.place(x) for x, slot in zip(leaves, traced.leaf_slots, strict=True)]
-        results = traced.executable.launch(self.jax_compiled, [*traced.placed_constants, *placed])
-        return jax.tree_util.tree_unflatten(program.out_tree, results)
+        return traced.run(leaves, *traced.place(leaves), self.jax_compiled)
