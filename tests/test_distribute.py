@@ -3,7 +3,6 @@
 import functools
 import re
 import threading
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -205,18 +204,6 @@ def test_closed_over_arrays():
     x = jnp.ones((6, 30))
     close(on_machine(f)(x), f(x))
     close(jax.jit(lambda x, t: on_machine(lambda y: y @ t)(x))(x, table), f(x))
-
-
-def test_repeated_large_transfers_warn_once():
-    x = np.ones((1024, 512), np.float32)
-    f = on_machine(lambda x: x.sum())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(4):
-            f(x)
-    messages = [str(w.message) for w in caught if "place" in str(w.message)]
-    assert len(messages) == 1
-    assert "argument x (2.0 MiB)" in messages[0]
 
 
 def test_errors_name_the_argument():

@@ -220,8 +220,3 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
     raise TypeError(
         f"{where} is no array, but {aval}; a distributed function takes values and returns values. {REMEDY}"
     )
-
-
-def nbytes(struct: Any) -> int:
-    """Size of an array of this shape and dtype in bytes."""
-    return int(np.prod(struct.shape, dtype=np.int64)) * struct.dtype.itemsize

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from einsummable_jax._compat import core, fun_sourceinfo, pe, save_wrapped_fun_d
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.transform.arguments import Call, Signature, abstract, nbytes
+from einsummable_jax.transform.arguments import Call, Signature, abstract
 from einsummable_jax.transform.known import known_values
 from einsummable_jax.transform.launch import Executable
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
@@ -26,9 +25,7 @@ from einsummable_jax.transform.primitive import CallSite, bind, check_not_within
 from einsummable_jax.transform.references import without_references
 from einsummable_jax.transform.stages import Lowered, Program, Traced
 from einsummable_jax.transform.state import state_pairs
-
-_LARGE_BYTES = 1 << 20
-"""Arguments from this size on are worth a warning when every call moves them again."""
+from einsummable_jax.transform.transfers import Transfers
 
 
 class Distributed:
@@ -58,8 +55,7 @@ class Distributed:
         self._cache: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
         self._planned: dict[int, Traced] = {}
-        self._transfers: dict[tuple[int, int], int] = {}
-        self._warned: set[str] = set()
+        self._transfers = Transfers(signature.name)
 
     def __repr__(self) -> str:
         return f"<distribute({self._signature.name}) on {len(self._options.devices)} devices>"
@@ -74,7 +70,8 @@ class Distributed:
             return self._bind(call)
         placed, moved = traced.place(call.leaves)
         for number in moved:
-            self._note_transfer(traced, number)
+            name, slot = traced.program.names[number], traced.leaf_slots[number]
+            self._transfers.note((id(traced), number), name, call.leaves[number], slot, stacklevel=2)
         return traced.run(call.leaves, placed, moved)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -117,21 +114,6 @@ class Distributed:
         call = self._signature.call(args, kwargs)
         args, named = call.arguments(self._traced(call).place(call.leaves)[0])
         return (args, named) if kwargs else args
-
-    def _note_transfer(self, traced: Traced, number: int) -> None:
-        """Warn, once per argument, when a large argument is moved on call after call."""
-        struct, name = traced.program.call.leaves[number], traced.program.names[number]
-        key = (id(traced), number)
-        self._transfers[key] = self._transfers.get(key, 0) + 1
-        if self._transfers[key] == 2 and nbytes(struct) >= _LARGE_BYTES and name not in self._warned:
-            self._warned.add(name)
-            warnings.warn(
-                f"distribute({self._signature.name}): argument {name} ({nbytes(struct) / 2**20:.1f} MiB) was "
-                "moved to the devices on more than one call. Remedy: place it once, before the loop, with "
-                f"`args = {self._signature.name}.place(*args)` on the distributed function. A result that "
-                "comes back as this argument is left where it is wanted if the argument is in donate_argnums",
-                stacklevel=3,
-            )
 
     def _traced(self, call: Call) -> Traced:
         """The planned function for a call's structure and shapes, from the cache if it is there."""
