@@ -329,7 +329,7 @@ int Main() {
   ok &= RunEngine("large exchanges", {AllReduce(4, 20'000), AllGather(4, 20'000)}, 2, 1, 0);
   cpu::Engine::Get().set_timeout_s(0.2);
   ok &= RunEngine("a device missing", {AllGather(4, 50)}, 3, 1, 1);
-  if (cpu::Engine::Get().num_open() != 0) ok = false;
+  if (cpu::Engine::Get().num_open() != 0 || cpu::NumExchanges() != 0) ok = false;
   return ok ? 0 : 1;
 }
 

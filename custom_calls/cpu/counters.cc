@@ -1,7 +1,6 @@
 #include "cpu/counters.h"
 
 #include <map>
-#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -10,7 +9,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Counter>> counters;
+  std::map<std::pair<int64_t, int64_t>, std::weak_ptr<ExchangeCounters>> exchanges;  // by id and number of ranks
 };
 
 // Never destroyed: threads of the engine may count while the process exits.
@@ -19,38 +18,58 @@ Registry& Global() {
   return *registry;
 }
 
-}  // namespace
-
-std::vector<Counter*> CountersOf(int64_t exchange_id, int64_t num_ranks) {
+// What exists, to be read without the registry's lock: letting go of the last reference takes it.
+std::vector<std::shared_ptr<ExchangeCounters>> Existing() {
   Registry& registry = Global();
   std::lock_guard lock(registry.mutex);
-  std::vector<Counter*> found;
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    auto& counter = registry.counters[{exchange_id, rank}];
-    if (!counter) counter = std::make_unique<Counter>(exchange_id, rank);
-    found.push_back(counter.get());
+  std::vector<std::shared_ptr<ExchangeCounters>> found;
+  for (const auto& [key, entry] : registry.exchanges) {
+    if (auto counters = entry.lock()) found.push_back(std::move(counters));
   }
   return found;
 }
 
-std::vector<CounterValue> ReadCounters() {
+}  // namespace
+
+ExchangeCounters::~ExchangeCounters() {
   Registry& registry = Global();
   std::lock_guard lock(registry.mutex);
+  const auto entry = registry.exchanges.find({exchange_id_, num_ranks()});
+  // Meanwhile another instruction may have made new ones.
+  if (entry != registry.exchanges.end() && entry->second.expired()) registry.exchanges.erase(entry);
+}
+
+std::shared_ptr<ExchangeCounters> CountersOf(int64_t exchange_id, int64_t num_ranks) {
+  Registry& registry = Global();
+  std::lock_guard lock(registry.mutex);
+  std::weak_ptr<ExchangeCounters>& entry = registry.exchanges[{exchange_id, num_ranks}];
+  if (auto existing = entry.lock()) return existing;
+  auto made = std::make_shared<ExchangeCounters>(exchange_id, num_ranks);
+  entry = made;
+  return made;
+}
+
+std::vector<CounterValue> ReadCounters() {
   std::vector<CounterValue> values;
-  for (const auto& [key, counter] : registry.counters) {
-    if (counter->calls.load() == 0) continue;
-    values.push_back({key.first, key.second, counter->calls.load(), counter->bytes_received.load()});
+  for (const auto& counters : Existing()) {
+    for (int64_t rank = 0; rank < counters->num_ranks(); ++rank) {
+      const Counter& counter = (*counters)[rank];
+      if (counter.calls.load() == 0) continue;
+      values.push_back({counters->exchange_id(), rank, counter.calls.load(), counter.bytes_received.load()});
+    }
   }
   return values;
 }
 
 void ResetCounters() {
-  Registry& registry = Global();
-  std::lock_guard lock(registry.mutex);
-  for (auto& [key, counter] : registry.counters) {
-    counter->calls.store(0);
-    counter->bytes_received.store(0);
+  for (const auto& counters : Existing()) {
+    for (int64_t rank = 0; rank < counters->num_ranks(); ++rank) {
+      (*counters)[rank].calls.store(0);
+      (*counters)[rank].bytes_received.store(0);
+    }
   }
 }
+
+int64_t NumExchanges() { return static_cast<int64_t>(Existing().size()); }
 
 }  // namespace einsummable::cpu

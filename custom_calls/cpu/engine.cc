@@ -52,7 +52,7 @@ Engine::Engine() : timeout_s_(TimeoutFromEnvironment()) { std::thread(&Engine::W
 
 void Engine::Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                   std::unique_ptr<RankCall> call) {
-  exchange->counters[rank]->calls.fetch_add(1, std::memory_order_relaxed);
+  (*exchange->counters)[rank].calls.fetch_add(1, std::memory_order_relaxed);
   if (!exchange->Participates(rank)) return call->End();
   std::shared_ptr<Rendezvous> rendezvous = Find(exchange, origin, rank, call->failure);
   if (rendezvous != nullptr) return rendezvous->Arrive(rank, std::move(call));

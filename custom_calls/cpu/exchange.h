@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "core/program.h"
 #include "core/schedule.h"
@@ -57,7 +56,7 @@ struct Exchange {
   std::string name;      // the operation that it serves, for messages
   int64_t instance = 0;  // unique to the instruction when all ranks share it, otherwise 0
   bool has_token = false;
-  std::vector<Counter*> counters;  // by rank
+  std::shared_ptr<ExchangeCounters> counters;
   // Smoothed time that XLA's continuation of one rank runs in the thread that completes the rank.
   std::atomic<int64_t> continuation_ns{0};
   SpareFlags spare_flags;

@@ -107,7 +107,7 @@ void Rendezvous::EndAll() {
     if (failure_) {
       calls_[rank]->failure = failure_;
     } else {
-      exchange_->counters[rank]->bytes_received += schedule.rank(rank).bytes_received;
+      (*exchange_->counters)[rank].bytes_received += schedule.rank(rank).bytes_received;
     }
   }
   if (!failure_) closed_();
