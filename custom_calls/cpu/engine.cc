@@ -12,8 +12,10 @@ namespace {
 
 constexpr double kDefaultTimeoutS = 60;
 constexpr auto kWatchInterval = std::chrono::milliseconds(50);
-// Failed launches that are remembered for calls that come late.
 constexpr size_t kMaxFailedRuns = 1024;
+// A rank that comes within this part of the timeout after it was given up has lacked a thread; and where no call comes
+// for as long, none is queued.
+constexpr double kSoon = 0.1;
 constexpr size_t kMaxSpare = 64;
 
 std::atomic<Engine*> global{nullptr};
@@ -76,16 +78,32 @@ Engine::Occurrences& Engine::OccurrencesOf(const Key& key, int64_t num_ranks) {
   return exchanges_.insert(std::move(node)).position->second;
 }
 
+// With `mutex_` held. XLA runs launches on as many threads as there are devices, and lets launches that have to queue
+// wait on the same ones, where there are more than 32 on a device. Then ranks of a launch come only when others of it
+// have given up; all launches that are queued would wait as long in vain, one after the other.
+std::optional<Failure> Engine::FailureOf(const std::shared_ptr<Exchange>& exchange, int64_t run_id) {
+  const int64_t now = NowNs(), soon_ns = static_cast<int64_t>(kSoon * timeout_s() * 1e9);
+  for (const FailedRun& failed : failed_runs_) {
+    if (failed.run_id != run_id) continue;
+    if (failed.overdue_ns > 0 && now - failed.overdue_ns < soon_ns) backlog_ = {failed.failure.message, now, now};
+    return failed.failure;
+  }
+  if (!backlog_) return std::nullopt;
+  const bool is_over = now - backlog_->last_ns > soon_ns || now - backlog_->begin_ns > timeout_s() * 1e9;
+  if (is_over) {
+    backlog_.reset();
+    return std::nullopt;
+  }
+  backlog_->last_ns = now;
+  return Failure{Failure::Kind::kMissingRank,
+                 exchange->Title() + ": not run, for it was queued behind a launch that failed: " + backlog_->message};
+}
+
 std::shared_ptr<Rendezvous> Engine::Find(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                                          std::optional<Failure>& failure) {
   const Key key = {origin.run_id, exchange->id, origin.instance};
   std::lock_guard lock(mutex_);
-  for (const auto& [failed, known] : failed_runs_) {
-    if (failed == origin.run_id) {
-      failure = known;
-      return nullptr;
-    }
-  }
+  if ((failure = FailureOf(exchange, origin.run_id))) return nullptr;
   Occurrences& occurrences = OccurrencesOf(key, exchange->program->num_devices);
   if (!occurrences.open.empty() && !SameProgram(occurrences.open.front()->exchange(), *exchange)) {
     failure = {Failure::Kind::kInvalid, exchange->Title() + ": device rank " + std::to_string(rank) +
@@ -138,13 +156,13 @@ void Engine::Close(const Key& key, int64_t number) {
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
 }
 
-void Engine::FailRun(int64_t run_id, const Failure& failure) {
+void Engine::FailRun(int64_t run_id, const Failure& failure, int64_t overdue_ns) {
   std::vector<std::shared_ptr<Rendezvous>> open;
   {
     std::lock_guard lock(mutex_);
     const bool known = std::any_of(failed_runs_.begin(), failed_runs_.end(),
-                                   [&](const auto& failed) { return failed.first == run_id; });
-    if (!known) failed_runs_.emplace_back(run_id, failure);
+                                   [&](const FailedRun& failed) { return failed.run_id == run_id; });
+    if (!known) failed_runs_.push_back({run_id, failure, overdue_ns});
     if (failed_runs_.size() > kMaxFailedRuns) failed_runs_.pop_front();
     auto entry = exchanges_.lower_bound(Key{run_id, INT64_MIN, INT64_MIN});
     while (entry != exchanges_.end() && std::get<0>(entry->first) == run_id) {
@@ -173,7 +191,7 @@ void Engine::FailOverdue() {
   const double timeout = timeout_s();
   const int64_t deadline_ns = NowNs() - static_cast<int64_t>(timeout * 1e9);
   for (const auto& [run_id, rendezvous] : open) {
-    if (const auto failure = rendezvous->Overdue(deadline_ns, timeout)) FailRun(run_id, *failure);
+    if (const auto failure = rendezvous->Overdue(deadline_ns, timeout)) FailRun(run_id, *failure, NowNs());
   }
 }
 

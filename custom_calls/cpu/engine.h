@@ -36,8 +36,9 @@ class Engine {
   void Call(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
             std::unique_ptr<RankCall> call);
 
-  // Ends every call of the launch that waits, and every later one, with `failure`.
-  void FailRun(int64_t run_id, const Failure& failure);
+  // Ends every call of the launch that waits, and every later one, with `failure`. `overdue_ns`: now, if it is that
+  // ranks have not come.
+  void FailRun(int64_t run_id, const Failure& failure, int64_t overdue_ns = 0);
 
   void set_timeout_s(double timeout_s) { timeout_s_.store(timeout_s); }
   double timeout_s() const { return timeout_s_.load(); }
@@ -57,7 +58,21 @@ class Engine {
     std::vector<int64_t> next_of_rank;  // number of the occurrence that each rank's next call belongs to
   };
 
+  // A launch that has failed, remembered for calls that come late.
+  struct FailedRun {
+    int64_t run_id;
+    Failure failure;
+    int64_t overdue_ns;  // when ranks were given up that had not come, 0 if it failed otherwise
+  };
+
+  // Launches that were queued behind one that failed for want of threads: they fail at once.
+  struct Backlog {
+    std::string message;  // of the one that failed
+    int64_t begin_ns, last_ns;
+  };
+
   Engine();
+  std::optional<Failure> FailureOf(const std::shared_ptr<Exchange>& exchange, int64_t run_id);
   std::shared_ptr<Rendezvous> Find(const std::shared_ptr<Exchange>& exchange, const Origin& origin, int64_t rank,
                                    std::optional<Failure>& failure);
   Occurrences& OccurrencesOf(const Key& key, int64_t num_ranks);
@@ -73,7 +88,8 @@ class Engine {
   using Exchanges = std::map<Key, Occurrences>;
   Exchanges exchanges_;
   std::vector<Exchanges::node_type> spare_;  // emptied entries, to be used again
-  std::deque<std::pair<int64_t, Failure>> failed_runs_;
+  std::deque<FailedRun> failed_runs_;
+  std::optional<Backlog> backlog_;
   std::condition_variable watch_;
   bool watching_ = false;
 };

@@ -153,7 +153,10 @@ std::optional<Failure> Rendezvous::Overdue(int64_t deadline_ns, double timeout_s
   message << exchange_->Title() << ": within " << timeout_s
           << " s no call came from device rank(s) " << missing.str() << "; arrived: " << arrived.str()
           << ". Every device must run the exchange, in the same order as other exchanges; if the missing ones are "
-             "only slow, raise EINSUMMABLE_JAX_EXCHANGE_TIMEOUT_S";
+             "only slow, raise EINSUMMABLE_JAX_EXCHANGE_TIMEOUT_S. XLA has no thread for them where jitted programs "
+             "are launched more than 32 times without waiting for a result: call jax.block_until_ready every few "
+             "launches, or set the environment variable NPROC before JAX starts, to the number of devices times one "
+             "more than that of the threads that launch";
   return Failure{Failure::Kind::kMissingRank, message.str()};
 }
 

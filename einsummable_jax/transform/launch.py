@@ -25,8 +25,8 @@ from einsummable_jax.transform.progress import step
 _MAX_IN_FLIGHT = 4
 """Launches not yet finished, over all distributed functions of the process.
 
-More than 32 un-awaited launches on 8 CPU devices hang (XLA's own collectives included), so the launcher
-waits for the oldest first. Four keep the devices busy.
+On CPU, XLA runs out of threads where more than 32 are under way on a device (docs/xla_faults.md), so the
+launcher waits for the oldest first. Four keep the devices busy.
 """
 
 _lock = threading.Lock()
