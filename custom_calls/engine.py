@@ -41,7 +41,6 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     signatures = {
         "EinsummableValidate": (ctypes.c_int, [int64_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]),
         "EinsummableCounters": (ctypes.c_int64, [int64_p, ctypes.c_int64]),
-        "EinsummableNumExchanges": (ctypes.c_int64, []),
         "EinsummableResetCounters": (None, []),
         "EinsummableSetTimeout": (None, [ctypes.c_double]),
         "EinsummableTimeout": (ctypes.c_double, []),
@@ -137,11 +136,6 @@ def counters() -> dict[tuple[int, int], tuple[int, int]]:
         if count <= len(rows):
             return {(int(e), int(r)): (int(calls), int(received)) for e, r, calls, received in rows[:count]}
         rows = np.zeros((count, 4), np.int64)
-
-
-def num_exchanges() -> int:
-    """Number of exchanges of the compiled programs that exist, of which the CPU engine keeps counters."""
-    return library().EinsummableNumExchanges()
 
 
 def reset_counters() -> None:

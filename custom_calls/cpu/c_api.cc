@@ -36,8 +36,6 @@ EINSUMMABLE_EXPORT int64_t EinsummableCounters(int64_t* rows, int64_t capacity) 
   return count;
 }
 
-EINSUMMABLE_EXPORT int64_t EinsummableNumExchanges() { return einsummable::cpu::NumExchanges(); }
-
 EINSUMMABLE_EXPORT void EinsummableResetCounters() { einsummable::cpu::ResetCounters(); }
 
 EINSUMMABLE_EXPORT void EinsummableSetTimeout(double timeout_s) {

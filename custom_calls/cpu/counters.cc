@@ -70,6 +70,4 @@ void ResetCounters() {
   }
 }
 
-int64_t NumExchanges() { return static_cast<int64_t>(Existing().size()); }
-
 }  // namespace einsummable::cpu

@@ -41,7 +41,4 @@ std::vector<CounterValue> ReadCounters();
 
 void ResetCounters();
 
-// Exchanges of executables that exist.
-int64_t NumExchanges();
-
 }  // namespace einsummable::cpu
