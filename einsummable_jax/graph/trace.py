@@ -24,6 +24,7 @@ from einsummable_jax.graph.graph import (
     Tensor,
 )
 from einsummable_jax.graph.manual import check_not_manual, source_line
+from einsummable_jax.graph.merge import merged
 from einsummable_jax.graph.prune import compacted
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.rules.loops import link_spec
@@ -279,10 +280,10 @@ class _Builder:
         return results
 
     def graph(self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]) -> Graph:
-        """The graph of what the outputs need, tensors renumbered without gaps."""
+        """The graph of what the outputs need, equal operations merged, tensors renumbered without gaps."""
         numbers = sorted(self._needed(outputs))
         kept = [self.operations[old] for old in numbers]
-        return compacted(
+        found = compacted(
             Graph(
                 tensors=tuple(self.tensors),
                 operations=tuple(kept),
@@ -293,6 +294,7 @@ class _Builder:
                 loops=tuple(_renumbered_loops(self.loops, numbers)),
             )
         )
+        return merged(found, {new for new, old in enumerate(numbers) if old in self.effectful})
 
     def _needed(self, outputs: Sequence[int]) -> set[int]:
         """Numbers of the operations that the outputs or an effect need."""
