@@ -3,6 +3,8 @@
 from einsummable_jax.graph.constraint import Constraint as Constraint
 from einsummable_jax.graph.constraint import constrain_p as constrain_p
 from einsummable_jax.graph.constraint import without_open_dims as without_open_dims
+from einsummable_jax.graph.free import CHEAP_FLOPS as CHEAP_FLOPS
+from einsummable_jax.graph.free import free_tensors as free_tensors
 from einsummable_jax.graph.graph import SCAN_CARRY as SCAN_CARRY
 from einsummable_jax.graph.graph import SCAN_SLICE as SCAN_SLICE
 from einsummable_jax.graph.graph import SCAN_STACK as SCAN_STACK

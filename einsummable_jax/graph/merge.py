@@ -2,27 +2,25 @@
 
 Equal operations of one loop (of one primitive, with the same parameters and operands) become one, which all
 of their readers share. It is planned, run and sent once. Operations that cost nothing where they are read
-stay with their readers, though these may then be equal: broadcasts, and what is cheap and computed from
-positions and constants alone. Held for all of its readers, a mask would take memory that nothing takes now.
+stay with their readers, though these may then be equal (see `free`): held for all of its readers, a mask
+would take memory that nothing takes now.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import numpy as np
 
+from einsummable_jax.graph.free import free_tensors
 from einsummable_jax.graph.graph import SCAN_CARRY, Carry, Graph, Operation
 from einsummable_jax.graph.prune import pruned
 
 KEPT_APART = frozenset({"constrain", "optimization_barrier", "rng_uniform", SCAN_CARRY})
 """Never merged: these keep values apart on purpose, or make new ones every time."""
-CHEAP_FLOPS = 4.0
-"""Element-wise operations of at most so much arithmetic per element may be computed where they are read."""
 
 
 def merged(graph: Graph, kept: Collection[int] = ()) -> Graph:
@@ -60,7 +58,7 @@ class _Numbering:
         self._value: dict[int, int] = {}
         self._instead: dict[int, int] = {}
         self._first: dict[Hashable, int] = {}
-        self._constant = set(graph.literals)
+        self._free = free_tensors(graph)
 
     def made(self, tensor: int) -> int:
         """The tensor that stands for an equal one."""
@@ -69,7 +67,6 @@ class _Numbering:
     def renamed(self, index: int) -> Operation | None:
         """An operation that reads what stands for its operands; None if others stand for its results."""
         op = self.graph.operations[index]
-        free = self._is_free(op)
         if index not in self.kept and op.primitive not in KEPT_APART and op.after is None:
             first = self._first.setdefault(self._key(index), index)
             if first != index:
@@ -77,7 +74,7 @@ class _Numbering:
                 self._value.update(
                     (new, self._value.get(old, old)) for new, old in zip(op.results, known, strict=True)
                 )
-                if not free:
+                if self._free.isdisjoint(op.results):
                     self._instead.update(zip(op.results, known, strict=True))
                     return None
         return dataclasses.replace(op, operands=tuple(map(self.made, op.operands)))
@@ -91,16 +88,6 @@ class _Numbering:
             tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in op.results),
             exactly(op.params),
         )
-
-    def _is_free(self, op: Operation) -> bool:
-        """Whether an operation costs nothing where its result is read."""
-        if not op.spec.elementwise:
-            return False
-        size = math.prod(self.graph.tensors[op.results[0]].shape)
-        if self._constant.issuperset(op.operands) and op.spec.flops <= CHEAP_FLOPS * size:
-            self._constant.update(op.results)
-            return True
-        return op.primitive == "broadcast_in_dim"
 
 
 def exactly(value: Any) -> Hashable:

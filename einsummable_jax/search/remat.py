@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, Graph, Recomputation
 from einsummable_jax.search.device_memory import DeviceMemory
-from einsummable_jax.search.memory import computed_by_readers, run_order
+from einsummable_jax.search.memory import computed_by_readers
 from einsummable_jax.search.plan import Plan
+from einsummable_jax.search.run_order import run_order
 from einsummable_jax.topology import Topology
 
 LONGEST_CHAIN = 48
