@@ -35,6 +35,28 @@ def new_token(operands: Sequence[jax.Array], devices: Sequence[jax.Device] | Non
     return jax.ffi.ffi_call(engine.TOKEN_TARGET, jax.ShapeDtypeStruct((1,), jnp.int32))(*operands)
 
 
+def keep_exchanges(token: jax.Array, devices: Sequence[jax.Device]) -> None:
+    """Keeps the exchange that returned a token, and those before it, though nothing reads what they deliver.
+
+    It is an effect, which costs JAX's fast dispatch.
+    """
+    engine.register(devices[0].platform, devices)
+    result = jax.ShapeDtypeStruct((1,), jnp.int32)
+    jax.ffi.ffi_call(engine.TOKEN_TARGET, result, has_side_effect=True)(token)
+
+
+def launch_number(platform: str) -> jax.Array:
+    """The number of the launch that it is called in, an int32 array of shape (2,), for `engine.fail_run`.
+
+    Zeros on GPUs, where launches are not failed one by one.
+    """
+    number = jax.ShapeDtypeStruct((2,), jnp.int32)
+    if platform != "cpu":
+        return jnp.zeros(number.shape, number.dtype)
+    engine.register_run()
+    return jax.ffi.ffi_call(engine.RUN_TARGET, number)()
+
+
 def exchange_call(
     program: ExchangeProgram,
     inputs: Sequence[jax.Array],

@@ -26,6 +26,7 @@ _pointers = ctypes.POINTER(ctypes.c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # Each of these also takes a buffer for a message, and how long it is.
     "SetUp": (ctypes.c_int, [ctypes.c_int64, _int64_p, ctypes.c_int64]),
+    "Stop": (ctypes.c_int, [ctypes.c_char_p]),
     "Failure": (ctypes.c_int, []),
     "ResetFailure": (ctypes.c_int, []),
     "Open": (
@@ -79,7 +80,9 @@ def library() -> ctypes.CDLL:
             hint = "It is built where the CUDA compiler nvcc (12.5 or newer) is found. "
             loaded = ctypes.CDLL(str(find(_LIBRARY, "the CUDA engine", hint)))
             for name, (result, arguments) in _SIGNATURES.items():
-                function = getattr(loaded, "EinsummableCuda" + name)
+                function = getattr(loaded, "EinsummableCuda" + name, None)
+                if function is None:
+                    raise ImportError(f"{loaded._name} is of another version of this package: build it anew")
                 function.restype, function.argtypes = result, [*arguments, ctypes.c_char_p, ctypes.c_int64]
             loaded.EinsummableCudaDeviceCount.restype = ctypes.c_int
             loaded.EinsummableCudaTicketBytes.restype = ctypes.c_int64
@@ -214,6 +217,16 @@ def open_channel(encoded: np.ndarray, exchange_id: int, name: str, places: np.nd
         name.encode(),
         places.ctypes.data_as(_int64_p),
     )
+
+
+def stop(message: str) -> None:
+    """Ends the exchanges that wait for a GPU of this process, and later ones: what they need will not come.
+
+    Args:
+      message: The reason, which `failure` then gives.
+    """
+    if _library is not None and _set_up:
+        call("Stop", message.encode())
 
 
 def failure() -> str | None:

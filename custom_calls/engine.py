@@ -14,12 +14,14 @@ from einsummable_jax.custom_calls.libraries import find
 
 TARGET = "einsummable_exchange"
 TOKEN_TARGET = "einsummable_token"
+RUN_TARGET = "einsummable_run"
 
 _LIBRARY = "libeinsummable_cpu.so"
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
 _registered = False
+_run_registered = False
 _timeout_s: float | None = None
 
 
@@ -110,6 +112,33 @@ def _register_target(loaded: ctypes.CDLL, target: str, *, state: str, handler: s
         for stage in ("Instantiate", "Execute")
     }
     jax.ffi.register_ffi_target(target, stages, platform="cpu")
+
+
+def register_run() -> None:
+    """Makes the call known to XLA that tells the number of a launch on the CPU, once per process."""
+    global _run_registered
+    loaded = library()
+    with _lock:
+        if not _run_registered:
+            capsule = jax.ffi.pycapsule(loaded.EinsummableRunExecute)
+            jax.ffi.register_ffi_target(RUN_TARGET, capsule, platform="cpu")
+            _run_registered = True
+
+
+def fail_run(platform: str, launch: np.ndarray, message: str) -> None:
+    """Ends all exchanges of a launch, those that wait and those to come.
+
+    On the CPU its results raise. On GPUs all launches are failed, see `raise_failure`.
+
+    Args:
+      platform: That of the devices.
+      launch: Its number, from `launch_number`.
+      message: The reason.
+    """
+    if platform != "cpu":
+        return cuda.stop(message)
+    number = int(np.ascontiguousarray(launch, np.int32).view(np.int64)[0])
+    library().EinsummableFailRun(ctypes.c_int64(number), message.encode())
 
 
 def raise_failure() -> None:

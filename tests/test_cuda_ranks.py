@@ -304,6 +304,24 @@ def test_a_missing_rank_is_named_and_leaves_no_results(gpus: Gpus, short_timeout
         assert_outputs(ranks.read(), program, inputs)
 
 
+def test_ranks_that_wait_end_when_the_host_says_that_another_will_not_come(gpus: Gpus):
+    program, rng = all_reduce(3, 100, "float32"), np.random.default_rng()
+    with GpuRanks(program, gpus.ordinals(3, spread=True), exchange_id=78) as ranks:
+        inputs = random_inputs(program, rng)
+        ranks.write(inputs)
+        ranks.launch([0, 2])  # they would wait for a minute
+        cuda.stop("the callback failed")
+        with pytest.raises(cuda.CudaEngineError, match="the callback failed"):
+            ranks.read()
+        ranks.launch([1])
+        ranks.synchronize()
+        for rank in range(3):
+            assert np.isnan(_output(ranks, rank)).all()
+        cuda.reset_failure()
+        ranks.launch()
+        assert_outputs(ranks.read(), program, inputs)
+
+
 def _output(ranks: GpuRanks, rank: int) -> np.ndarray:
     array = np.empty(ranks.program.output_shapes[rank][0], ranks.program.dtype)
     ranks.copy(rank, array.ctypes.data, ranks.outputs[rank][0], array.nbytes)

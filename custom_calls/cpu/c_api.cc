@@ -45,3 +45,9 @@ EINSUMMABLE_EXPORT void EinsummableSetTimeout(double timeout_s) {
 EINSUMMABLE_EXPORT double EinsummableTimeout() { return einsummable::cpu::Engine::Get().timeout_s(); }
 
 EINSUMMABLE_EXPORT int64_t EinsummableOpenExchanges() { return einsummable::cpu::Engine::Get().num_open(); }
+
+// Ends the exchanges of a launch with `message`: a callback has failed that it needs.
+EINSUMMABLE_EXPORT void EinsummableFailRun(int64_t run_id, const char* message) {
+  using einsummable::cpu::Failure;
+  einsummable::cpu::Engine::Get().FailRun(run_id, Failure{Failure::Kind::kHostCall, message});
+}

@@ -1,8 +1,10 @@
-// The exchange as an XLA custom call, and the call that makes its tokens: they decode the call frame, nothing else.
+// The exchange as an XLA custom call, and the calls that make its tokens and tell the launch: they decode the call
+// frame, nothing else.
 //
 // Exchange: operands rank (s32 scalar), [token (s32, one element)], inputs; results [token], outputs; attributes
 // program, exchange_id, name, shared, token.
 // Token: any operands; one result, the token. Its value is a number that only this instruction gives.
+// Run: no operands; one result, the run id as s32[2], low half first.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -64,12 +66,19 @@ class XlaCall : public RankCall {
 
   void End() override {
     if (!failure) return promise_.SetAvailable();
-    const bool missing = failure->kind == Failure::Kind::kMissingRank;
-    promise_.SetError(ffi::Error(missing ? ffi::ErrorCode::kDeadlineExceeded : ffi::ErrorCode::kInvalidArgument,
-                                 failure->message));
+    promise_.SetError(ffi::Error(CodeOf(failure->kind), failure->message));
   }
 
  private:
+  static ffi::ErrorCode CodeOf(Failure::Kind kind) {
+    switch (kind) {
+      case Failure::Kind::kMissingRank: return ffi::ErrorCode::kDeadlineExceeded;
+      case Failure::Kind::kInvalid: return ffi::ErrorCode::kInvalidArgument;
+      case Failure::Kind::kHostCall: break;
+    }
+    return ffi::ErrorCode::kInternal;  // as XLA has it where a callback fails
+  }
+
   ffi::Promise promise_;
 };
 
@@ -119,6 +128,12 @@ ffi::Error MakeToken(TokenState* state, ffi::RemainingArgs, ffi::Result<ffi::Buf
   return ffi::Error::Success();
 }
 
+ffi::Error TellRun(ffi::RunId run_id, ffi::Result<ffi::BufferR1<ffi::S32>> run) {
+  if (run->element_count() != 2) return ffi::Error::InvalidArgument("the run id must be s32[2]");
+  std::memcpy(run->typed_data(), &run_id.run_id, sizeof(int64_t));
+  return ffi::Error::Success();
+}
+
 XLA_FFI_TypeInfo token_state_info = ffi::MakeTypeInfo<TokenState>();
 
 XLA_FFI_TypeInfo instruction_state_info = ffi::MakeTypeInfo<InstructionState>();
@@ -165,6 +180,15 @@ EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableTokenExecute(XLA_FFI_CallFrame* fra
                                    .RemainingArgs()
                                    .Ret<ffi::BufferR1<ffi::S32>>()
                                    .To(einsummable::cpu::MakeToken)
+                                   .release();
+  return handler->Call(frame);
+}
+
+EINSUMMABLE_EXPORT XLA_FFI_Error* EinsummableRunExecute(XLA_FFI_CallFrame* frame) {
+  static const auto* handler = ffi::Ffi::BindExecute()
+                                   .Ctx<ffi::RunId>()
+                                   .Ret<ffi::BufferR1<ffi::S32>>()
+                                   .To(einsummable::cpu::TellRun)
                                    .release();
   return handler->Call(frame);
 }

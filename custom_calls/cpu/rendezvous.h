@@ -21,7 +21,7 @@ namespace einsummable::cpu {
 
 // Why a call ends without its results.
 struct Failure {
-  enum class Kind { kMissingRank, kInvalid };
+  enum class Kind { kMissingRank, kInvalid, kHostCall };
   Kind kind;
   std::string message;
 };

@@ -81,6 +81,14 @@ EINSUMMABLE_EXPORT int EinsummableCudaSetUp(int64_t process, const int64_t* ordi
   });
 }
 
+// Ends the exchanges that wait for a device, and later ones, with `reason`.
+EINSUMMABLE_EXPORT int EinsummableCudaStop(const char* reason, char* message, int64_t capacity) {
+  return Guarded(message, capacity, [&] {
+    einsummable::cuda::Engine::Get().Stop(reason);
+    return 0;
+  });
+}
+
 // 1 with what has failed, 0 if nothing has.
 EINSUMMABLE_EXPORT int EinsummableCudaFailure(char* message, int64_t capacity) {
   return Guarded(message, capacity, [&] {

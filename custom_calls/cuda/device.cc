@@ -136,7 +136,10 @@ void Device::set_timeout_s(double timeout_s) {
   __atomic_store_n(&settings_->timeout_ns, static_cast<uint64_t>(timeout_s * 1e9), __ATOMIC_RELEASE);
 }
 
+void Device::Stop() { __atomic_store_n(&settings_->stopped, uint64_t{1}, __ATOMIC_RELEASE); }
+
 void Device::ResetStatus() {
+  __atomic_store_n(&settings_->stopped, uint64_t{0}, __ATOMIC_RELEASE);
   __atomic_store_n(&status_->reason, uint64_t{0}, __ATOMIC_RELEASE);
   const DeviceShared shared = {};
   CopyIn(shared_, &shared, sizeof(shared));

@@ -75,6 +75,8 @@ class Device {
   void CopyOut(void* to, const void* from, size_t bytes);
 
   void set_timeout_s(double timeout_s);
+  // Has kernels that wait for another device fail, those that run and those to come, until `ResetStatus`.
+  void Stop();
   // Forgets a failure of the device. The channels that have failed remain so.
   void ResetStatus();
 

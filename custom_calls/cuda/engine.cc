@@ -169,9 +169,16 @@ std::string Engine::Describe(const Device& device) {
   return message.str();
 }
 
-// A rank that waited in vain says more than one that heard of it.
+void Engine::Stop(const std::string& message) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_) stopped_ = message;
+  for (const auto& [ordinal, device] : devices_) device->Stop();
+}
+
+// Why the host has stopped all says most; a rank that waited in vain says more than one that heard of it.
 std::optional<std::string> Engine::Failure() {
   std::lock_guard lock(mutex_);
+  if (stopped_) return stopped_;
   const Device* failed = nullptr;
   for (const auto& [ordinal, device] : devices_) {
     const Reason reason = ReasonOf(*device->status());
@@ -186,6 +193,7 @@ void Engine::ResetFailure() {
   std::vector<std::shared_ptr<Channel>> channels;
   {
     std::lock_guard lock(mutex_);
+    stopped_.reset();
     for (const auto& [number, channel] : channels_) {
       if (auto open = channel.lock()) channels.push_back(std::move(open));
     }

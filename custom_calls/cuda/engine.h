@@ -57,6 +57,9 @@ class Engine {
   double timeout_s() const { return timeout_s_; }
   void set_timeout_s(double timeout_s);
 
+  // Ends the exchanges that wait for a device, and later ones, with `message`: a callback has failed that they need.
+  void Stop(const std::string& message);
+
   // What has failed first on some device, until it is reset.
   std::optional<std::string> Failure();
   void ResetFailure();
@@ -75,6 +78,7 @@ class Engine {
   std::multimap<int64_t, std::shared_ptr<Channel>> distributed_;  // by exchange id
   Reach reach_;
   double timeout_s_;
+  std::optional<std::string> stopped_;  // why, if it is
   bool watching_ = false;
 };
 

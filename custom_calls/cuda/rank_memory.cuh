@@ -64,6 +64,10 @@ class RankMemory {
     if (LoadAcquireSystem(view_.failed) != 0) return false;
     const uint64_t waited_ns = ClockNs() - began_ns_;
     if (waited_ns < kHurryNs) return true;
+    if (LoadAcquireSystem(&view_.settings->stopped) != 0) {
+      Fail(Reason::kStopped, peer, stamp);
+      return false;
+    }
     if (timeout_ns_ == 0) timeout_ns_ = LoadData(&view_.settings->timeout_ns);
     if (waited_ns < timeout_ns_) {
       __nanosleep(kRestNs);

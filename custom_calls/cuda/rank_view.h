@@ -17,6 +17,7 @@ enum class Reason : uint64_t {
   kPeerFailed = 2,   // a peer has failed and said so
   kStuckTeam = 3,    // other blocks of the rank have not got as far as they had to within the timeout
   kWrongRank = 4,    // the executable runs on another rank than this device was set up for
+  kStopped = 5,      // the host has said that a peer will not come
 };
 
 // The first failure on a device, in memory of the host that the device writes. `reason` is written last.
@@ -31,6 +32,7 @@ struct Status {
 // In memory of the host that the device reads, seldom: what it says holds for captured kernels too.
 struct Settings {
   uint64_t timeout_ns;
+  uint64_t stopped;  // not 0: no rank that is waited for will come any more
 };
 
 // Memory of the device that all its channels share.
