@@ -16,16 +16,28 @@ if jax.__version_info__[:2] != (0, 10):
 from jax._src import core as core
 from jax._src import dispatch as dispatch
 from jax._src import distributed as _distributed
+from jax._src import dtypes as dtypes
+from jax._src import effects as effects
 from jax._src import linear_util as linear_util
 from jax._src import source_info_util as source_info_util
 from jax._src.ad_util import Zero as Zero
 from jax._src.api_util import fun_sourceinfo as fun_sourceinfo
 from jax._src.api_util import save_wrapped_fun_debug_info as save_wrapped_fun_debug_info
+from jax._src.callback import IOEffect as IOEffect
+from jax._src.callback import OrderedIOEffect as OrderedIOEffect
+from jax._src.callback import emit_python_callback as emit_python_callback
+from jax._src.callback import io_callback_impl as io_callback_impl
+from jax._src.callback import pure_callback_impl as pure_callback_impl
+from jax._src.debugging import DebugEffect as DebugEffect
+from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
+from jax._src.debugging import debug_callback_impl as debug_callback_impl
+from jax._src.debugging import debug_print_impl as debug_print_impl
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
 from jax._src.interpreters import partial_eval as pe  # noqa: F401  the alias is what others import
 from jax._src.interpreters import remat as remat
+from jax._src.lax.lax import NoDCEEffect as NoDCEEffect
 from jax._src.lax.lax import dot_general_p as dot_general_p
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
 from jax._src.linear_util import _clean_keystr_arg_names as clean_keystr  # noqa: F401
@@ -35,11 +47,27 @@ from jax._src.mesh import thread_resources as thread_resources
 from jax._src.state.discharge import discharge_state as discharge_state
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.tree_util import prefix_errors as prefix_errors
+from jax._src.util import weakref_lru_cache as weakref_lru_cache
 
 InternalMutableArrayEffect = core.InternalMutableArrayEffect
 
 # Equations that this package makes belong to the user's line that called for them: reports and errors say so.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
+def forget_failed_tokens() -> None:
+    """Have later calls with ordered effects succeed though an earlier one has failed.
+
+    JAX hands each of them the token that the last one left, and keeps that of several devices if it failed.
+    """
+    tokens = dispatch.runtime_tokens.current_tokens
+    for effect, token in list(tokens.items()):
+        array: Any = token._buf
+        if array.is_ready():
+            try:
+                array.block_until_ready()
+            except jax.errors.JaxRuntimeError:
+                del tokens[effect]
 
 
 def coordination_client() -> Any:

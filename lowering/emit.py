@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from einsummable_jax.custom_calls import exchange_call, new_token
+from einsummable_jax.custom_calls import exchange_call, keep_exchanges, launch_number, new_token
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
 from einsummable_jax.layout import Monoid
@@ -87,6 +87,9 @@ class _Emitter:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         for buffer, tensor in self.program.literals:
             value = self.graph.tensors[tensor]
+            if tensor == self.graph.ticket:
+                self.buffers[buffer] = launch_number(self.exchanges.devices[0].platform)
+                continue
             # Through numpy: an array that lives on devices carries their mesh into the trace.
             self.buffers[buffer] = jnp.asarray(np.asarray(self.graph.literals[tensor]), dtype=value.dtype)
         self.buffers.update(zip(self.program.inputs, inputs, strict=True))
@@ -95,13 +98,18 @@ class _Emitter:
         return self._keep_exchanges([self.buffers[buffer] for buffer in self.program.outputs])
 
     def _keep_exchanges(self, outputs: list[Any]) -> list[Any]:
-        """Tie the last token to an output.
+        """Keep the exchanges of a branch though its device needs no result of them: others read its inputs.
 
-        A call of one branch must stay though its own device needs no result of it: others read its
-        inputs. (A call that all devices share is dropped on all or on none, and a side effect would cost
-        JAX's fast dispatch.) The token is always positive, which XLA cannot know.
+        (A call that all devices share is dropped on all or on none.) The last token is tied to an output; a
+        side effect would cost JAX's fast dispatch. Beside a call of the host that is little, and what the
+        host is called with may be in no output.
         """
-        if self.token is not None and not self.exchanges.shared and outputs:
+        if self.token is None or self.exchanges.shared:
+            return outputs
+        if self.graph.ticket is not None:
+            keep_exchanges(self.token, self.exchanges.devices)
+        elif outputs:
+            # The token is always positive, which XLA cannot know.
             smallest = min(range(len(outputs)), key=lambda i: outputs[i].size or math.inf)
             outputs[smallest] = _tie(self.token[0], outputs[smallest])
         return outputs

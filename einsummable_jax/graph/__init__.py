@@ -13,6 +13,9 @@ from einsummable_jax.graph.graph import Graph as Graph
 from einsummable_jax.graph.graph import Loop as Loop
 from einsummable_jax.graph.graph import Operation as Operation
 from einsummable_jax.graph.graph import Tensor as Tensor
+from einsummable_jax.graph.host import HostCall as HostCall
+from einsummable_jax.graph.host import host_call_p as host_call_p
+from einsummable_jax.graph.host import on_devices as on_devices
 from einsummable_jax.graph.hull import Hull as Hull
 from einsummable_jax.graph.recompute import Recomputation as Recomputation
 from einsummable_jax.graph.recompute import recompute as recompute

@@ -54,6 +54,9 @@ class Operation:
       name_stack: JAX's name stack at the equation.
       after: Set for a recomputation: a tensor that must exist before it runs. Only then is it certain that
         it is not merged with what it repeats, nor run early.
+      device: The one device that runs it, whole; None: the search decides. Such an operation calls the
+        host (see `graph.host`): it is never computed again, nor merged with another.
+      has_effect: Whether it must run exactly once, though nothing may read its results.
     """
 
     primitive: str
@@ -64,6 +67,8 @@ class Operation:
     source: str = ""
     name_stack: str = ""
     after: int | None = None
+    device: int | None = None
+    has_effect: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ class Graph:
       loops: Operations that run repeatedly; loops stand after those around them.
       stored: In words, the contractions whose large results are stored though they look like ones that are
         used up at once, and why.
+      ticket: The literal in whose place a run has the ticket for the first call of the host, see
+        `graph.host`; None: there is none.
     """
 
     tensors: tuple[Tensor, ...]
@@ -133,6 +140,7 @@ class Graph:
     state: tuple[tuple[int, int], ...] = ()
     loops: tuple[Loop, ...] = ()
     stored: tuple[str, ...] = ()
+    ticket: int | None = None
 
     @functools.cached_property
     def loop_of_operation(self) -> tuple[int | None, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from einsummable_jax import _compat
+from einsummable_jax.graph.source import source_line
 
 _MANUAL = frozenset({"shard_map", "xla_pmap"})
 
@@ -39,11 +39,3 @@ def _equations(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, str]]:
                 if id(inner) not in seen:
                     seen.add(id(inner))
                     left.append((inner, source_line(eqn) or around))
-
-
-def source_line(eqn: JaxprEqn) -> str:
-    """``file.py:line (function)`` of the user's code; empty if that is not known."""
-    frame = _compat.source_info_util.user_frame(eqn.source_info.traceback)
-    if frame is None:
-        return ""
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"

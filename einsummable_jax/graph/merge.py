@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,9 @@ KEPT_APART = frozenset({"constrain", "optimization_barrier", "rng_uniform", SCAN
 """Never merged: these keep values apart on purpose, or make new ones every time."""
 
 
-def merged(graph: Graph, kept: Collection[int] = ()) -> Graph:
-    """The graph with equal operations merged.
-
-    Args:
-      graph: The graph.
-      kept: Numbers of operations that stay as they are, such as those that have an effect.
-    """
-    numbering = _Numbering(graph, frozenset(kept))
+def merged(graph: Graph) -> Graph:
+    """The graph with equal operations merged, but for those that call the host or have an effect."""
+    numbering = _Numbering(graph)
     operations = [numbering.renamed(index) for index in range(len(graph.operations))]
     left = [index for index, operation in enumerate(operations) if operation is not None]
     if len(left) == len(operations):
@@ -52,9 +47,8 @@ def merged(graph: Graph, kept: Collection[int] = ()) -> Graph:
 class _Numbering:
     """The value of each tensor, and the tensor that has it for all of its readers."""
 
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.kept = kept
         self._value: dict[int, int] = {}
         self._instead: dict[int, int] = {}
         self._first: dict[Hashable, int] = {}
@@ -67,7 +61,7 @@ class _Numbering:
     def renamed(self, index: int) -> Operation | None:
         """An operation that reads what stands for its operands; None if others stand for its results."""
         op = self.graph.operations[index]
-        if index not in self.kept and op.primitive not in KEPT_APART and op.after is None:
+        if _may_be_shared(op):
             first = self._first.setdefault(self._key(index), index)
             if first != index:
                 known = self.graph.operations[first].results
@@ -88,6 +82,11 @@ class _Numbering:
             tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in op.results),
             exactly(op.params),
         )
+
+
+def _may_be_shared(op: Operation) -> bool:
+    on_host = op.device is not None or op.has_effect
+    return not on_host and op.primitive not in KEPT_APART and op.after is None
 
 
 def exactly(value: Any) -> Hashable:

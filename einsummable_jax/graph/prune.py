@@ -67,6 +67,7 @@ def compacted(graph: Graph) -> Graph:
         inputs=renumbered(graph.inputs),
         outputs=renumbered(graph.outputs),
         literals={number[old]: value for old, value in graph.literals.items() if old in number},
+        ticket=None if graph.ticket is None else number.get(graph.ticket),
         loops=tuple(
             dataclasses.replace(
                 loop, carries=tuple(Carry(c.operation, number[c.next], number[c.final]) for c in loop.carries)
@@ -77,16 +78,13 @@ def compacted(graph: Graph) -> Graph:
 
 
 def _needed(graph: Graph, operations: Sequence[Operation], origins: Sequence[int]) -> set[int]:
-    """Numbers of the new operations that an output needs, or that are there for an effect."""
+    """Numbers of the new operations that an output needs, or that have an effect."""
     maker = {tensor: n for n, op in enumerate(operations) for tensor in op.results}
     carries = [carry for loop in graph.loops for carry in loop.carries]
     place = {origin: n for n, origin in enumerate(origins)}
     maker.update((carry.final, place[carry.operation]) for carry in carries)
     also = {place[carry.operation]: carry.next for carry in carries}
-    read = {t for op in graph.operations for t in op.operands}.union(graph.outputs)
-    read.update(t for carry in carries for t in (carry.next, carry.final))
-    # What was there though nothing read it has an effect.
-    waiting = [n for n, op in enumerate(operations) if read.isdisjoint(op.results)]
+    waiting = [n for n, op in enumerate(operations) if op.has_effect]
     waiting += [maker[tensor] for tensor in graph.outputs if tensor in maker]
     needed: set[int] = set()
     while waiting:

@@ -11,6 +11,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from einsummable_jax import _compat
+from einsummable_jax.graph import host
+from einsummable_jax.graph.calls import body_of
 from einsummable_jax.graph.constraint import CONSTRAINTS, constrain_p, constraint_of, without_constraints
 from einsummable_jax.graph.expand import SCATTERS, expanded_scatter, expansion
 from einsummable_jax.graph.graph import (
@@ -23,27 +25,15 @@ from einsummable_jax.graph.graph import (
     Operation,
     Tensor,
 )
-from einsummable_jax.graph.manual import check_not_manual, source_line
+from einsummable_jax.graph.host_check import check_supported
+from einsummable_jax.graph.host_kernel import crossing_types, kernel_of, keys_made
+from einsummable_jax.graph.manual import check_not_manual
 from einsummable_jax.graph.merge import merged
 from einsummable_jax.graph.prune import compacted
 from einsummable_jax.graph.rules import spec_for
 from einsummable_jax.graph.rules.loops import link_spec
-
-_BODY_PARAMETER = {
-    "call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "composite": "jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "distributed_call": "jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
-    "remat_opt": "fwd_jaxpr",
-}
-"""Primitives that are calls, and the parameter that holds their body."""
+from einsummable_jax.graph.rules.registry import whole_spec
+from einsummable_jax.graph.source import source_line
 
 _CHECKPOINTS = frozenset({"checkpoint", "remat2"})
 _IDENTITIES = frozenset({"copy", "name", "stop_gradient"})
@@ -59,7 +49,8 @@ def build_graph(
     """The graph of operations of ``closed_jaxpr``.
 
     Calls (jit, custom_jvp, custom_vjp, checkpoint, ...) are inlined at any depth, identities are dropped, and
-    operations that no output needs are left out unless they have effects.
+    operations that no output needs are left out unless they have effects. Operations that call the host are
+    given to one device.
 
     Args:
       closed_jaxpr: What to plan. Constants of more than one element must be inputs.
@@ -73,7 +64,8 @@ def build_graph(
     Raises:
       ValueError: A constant has more than one element, names or state do not fit the jaxpr, or the program
         constrains a value to a layout that it cannot have.
-      NotImplementedError: A value is no array (a mutable reference or a token), or there is a `shard_map`.
+      NotImplementedError: A value is no array (a mutable reference or a token), there is a `shard_map`, or an
+        operation has an effect that cannot be had once.
     """
     jaxpr = closed_jaxpr.jaxpr
     _check(closed_jaxpr, input_names, state)
@@ -121,9 +113,10 @@ class _Builder:
         self.devices = devices
         self.tensors: list[Tensor] = []
         self.operations: list[Operation] = []
-        self.effectful: set[int] = set()
         self.literals: dict[int, Any] = {}
         self.loops: list[Loop] = []
+        self.first_ticket: int | None = None
+        self._ticket: int | None = None
         self._loop: int | None = None
         self._literal_numbers: dict[Any, int] = {}
 
@@ -173,8 +166,8 @@ class _Builder:
             return [self._constraint(eqn, operands[0], source, stack)]
         if name == "optimization_barrier":
             return [self._barrier(x, source, stack) for x in operands]
-        if name in _BODY_PARAMETER:
-            return self._call(eqn, operands, source, stack)
+        if (body := body_of(eqn)) is not None:
+            return self._call(eqn, body, operands, source, stack)
         inputs = [self.tensors[x] for x in operands]
         expanded = expansion(name, eqn.params, inputs)
         if name in SCATTERS and self._is_carry(operands[0]):
@@ -182,8 +175,11 @@ class _Builder:
         if expanded is not None:
             consts = [self.literal(value) for value in expanded.consts]
             return self.inline(expanded.jaxpr, consts, operands, _Site(stack, source))
-        if name == "scan" and eqn.params["length"] > 0 and not eqn.effects:
+        check_supported(eqn, source)
+        if name == "scan" and eqn.params["length"] > 0:
             return self._scan(eqn, operands, source, stack)
+        if host.calls_host(eqn):
+            return self._host_call(eqn, operands, source, stack)
         return self._operation(eqn, operands, source, stack)
 
     def _is_carry(self, tensor: int) -> bool:
@@ -191,10 +187,10 @@ class _Builder:
         body = [] if self._loop is None else self.operations[self.loops[self._loop].start :]
         return any(op.primitive == SCAN_CARRY and tensor in op.results for op in body)
 
-    def _call(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
-        name, body = eqn.primitive.name, eqn.params[_BODY_PARAMETER[eqn.primitive.name]]
-        jaxpr, values = (body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())
-        if name in _CHECKPOINTS and eqn.params["differentiated"]:
+    def _call(
+        self, eqn: JaxprEqn, body: ClosedJaxpr, operands: list[int], source: str, stack: str
+    ) -> list[int]:
+        if eqn.primitive.name in _CHECKPOINTS and eqn.params["differentiated"]:
             # Without a barrier XLA would merge the recomputation with the computation it repeats.
             prevent = eqn.params["prevent_cse"]
             prevent = prevent if isinstance(prevent, tuple) else (prevent,) * len(operands)
@@ -202,8 +198,8 @@ class _Builder:
                 self._barrier(x, source, stack) if p else x for x, p in zip(operands, prevent, strict=True)
             ]
         inner = _joined(stack, str(eqn.params["name"]) if "name" in eqn.params else "")
-        site = _Site(inner, None if _is_user_code(jaxpr) else source)
-        return self.inline(jaxpr, [self.literal(v) for v in values], operands, site)
+        site = _Site(inner, None if _is_user_code(body.jaxpr) else source)
+        return self.inline(body.jaxpr, [self.literal(v) for v in body.consts], operands, site)
 
     def _scan(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
         """Add the body of a scan once, as a loop; the tensors of the final carries and stacked results."""
@@ -217,6 +213,11 @@ class _Builder:
         for position, operand in enumerate(operands[split[0] :], split[0]):
             kind = SCAN_CARRY if position < split[1] else SCAN_SLICE
             inner.append(self._link(kind, operand, body.jaxpr.invars[position].aval, eqn, source, stack))
+        takes_ticket = host.has_effect(eqn)
+        if takes_ticket:
+            handed = len(self.operations)
+            self._ticket = self._link(SCAN_CARRY, self._held_ticket(), host.TICKET, eqn, source, stack)
+            self.operations[handed] = dataclasses.replace(self.operations[handed], device=host.DEVICE)
         made = self.inline(body.jaxpr, [self.literal(value) for value in body.consts], inner, site)
         results, carries = [], []
         for position, (tensor, out) in enumerate(zip(made, eqn.outvars, strict=True)):
@@ -226,6 +227,10 @@ class _Builder:
             else:
                 aval = body.jaxpr.outvars[position].aval
                 results.append(self._link(SCAN_STACK, tensor, aval, eqn, source, stack))
+        if takes_ticket:
+            after = self.tensor(host.TICKET, "ticket")
+            carries.append(Carry(handed, self._held_ticket(), after))
+            self._ticket = after
         self.loops[number] = dataclasses.replace(
             self.loops[number], stop=len(self.operations), carries=tuple(carries)
         )
@@ -267,6 +272,47 @@ class _Builder:
         self.operations.append(Operation(primitive.name, params, spec, (operand,), (result,), source, stack))
         return result
 
+    def _held_ticket(self) -> int:
+        """The ticket that the next call of the host with an effect takes."""
+        return self._the_first_ticket() if self._ticket is None else self._ticket
+
+    def _the_first_ticket(self) -> int:
+        if self.first_ticket is None:
+            self.first_ticket = self.tensor(host.TICKET, "ticket")
+            self.literals[self.first_ticket] = np.zeros(host.TICKET.shape, host.TICKET.dtype)
+        return self.first_ticket
+
+    def _host_call(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
+        """Add an operation that calls the host; the tensors of its results without the ticket."""
+        has_effect = host.has_effect(eqn)
+        ticket = self._held_ticket() if has_effect else self._the_first_ticket()
+        results = [self.tensor(aval, eqn.primitive.name) for aval in crossing_types(eqn)]
+        made = list(results)
+        if has_effect:
+            self._ticket = self.tensor(host.TICKET, "ticket")
+            made.insert(0, self._ticket)
+        read = [ticket, *operands]
+        spec = whole_spec(
+            [self.tensors[t] for t in read], [self.tensors[t] for t in made], kernel_of(eqn, source)
+        )
+        self.operations.append(
+            Operation(
+                eqn.primitive.name,
+                eqn.params,
+                spec,
+                tuple(read),
+                tuple(made),
+                source,
+                stack,
+                device=host.DEVICE,
+                has_effect=has_effect,
+            )
+        )
+        for position, wrap in keys_made(eqn):
+            jaxpr, data = wrap.jaxpr, results[position]
+            (results[position],) = self.inline(jaxpr, [], [data], _Site(stack, source))
+        return results
+
     def _operation(self, eqn: JaxprEqn, operands: list[int], source: str, stack: str) -> list[int]:
         name = eqn.primitive.name
         results = [self.tensor(v.aval, name) for v in eqn.outvars]
@@ -274,9 +320,18 @@ class _Builder:
         spec = spec_for(
             eqn.primitive, params, [self.tensors[x] for x in operands], [self.tensors[x] for x in results]
         )
-        if eqn.effects:
-            self.effectful.add(len(self.operations))
-        self.operations.append(Operation(name, params, spec, tuple(operands), tuple(results), source, stack))
+        self.operations.append(
+            Operation(
+                name,
+                params,
+                spec,
+                tuple(operands),
+                tuple(results),
+                source,
+                stack,
+                has_effect=host.has_effect(eqn),
+            )
+        )
         return results
 
     def graph(self, inputs: Sequence[int], outputs: Sequence[int], state: Sequence[tuple[int, int]]) -> Graph:
@@ -292,9 +347,10 @@ class _Builder:
                 literals=self.literals,
                 state=tuple(state),
                 loops=tuple(_renumbered_loops(self.loops, numbers)),
+                ticket=self.first_ticket,
             )
         )
-        return merged(found, {new for new, old in enumerate(numbers) if old in self.effectful})
+        return merged(found)
 
     def _needed(self, outputs: Sequence[int]) -> set[int]:
         """Numbers of the operations that the outputs or an effect need."""
@@ -303,7 +359,8 @@ class _Builder:
         maker.update((carry.final, carry.operation) for carry in carries)
         also = {carry.operation: carry.next for carry in carries}
         needed: set[int] = set()
-        waiting = [maker[tensor] for tensor in outputs if tensor in maker] + sorted(self.effectful)
+        waiting = [maker[tensor] for tensor in outputs if tensor in maker]
+        waiting += [n for n, op in enumerate(self.operations) if op.has_effect]
         while waiting:
             number = waiting.pop()
             if number not in needed:

@@ -13,6 +13,7 @@ from einsummable_jax.search.contributions import (
 from einsummable_jax.search.contributions import (
     carried_monoid,
     check_cover,
+    check_device,
     check_handed_on,
     parts_made,
     result_monoid,
@@ -104,6 +105,7 @@ class _Assembler:
 
     def produce(self, operation: Operation, decomposition: Decomposition) -> None:
         spec = operation.spec
+        check_device(operation, decomposition)
         shapes = tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in operation.results)
         # Specs are shared between equal equations, decompositions between the operations of a group.
         monoid = self._carried_monoid(operation, decomposition)
@@ -225,6 +227,7 @@ def assemble(
     inputs: Sequence[Layout],
     outputs: Sequence[Layout],
     *,
+    num_devices: int | None = None,
     objective: str = "time",
     cost: float = 0.0,
     lower_bound: float = 0.0,
@@ -235,13 +238,14 @@ def assemble(
 
     A tensor needed in one layout several times is exchanged once, and a part of it that another operation
     needs comes with it. Other needs are taken from whatever has been delivered by then, at the fewest bytes.
-    The exchanges' times and bytes are left at zero:
-    synthesis knows them.
+    The exchanges' times and bytes are left at zero: synthesis knows them. ``num_devices`` may be left out
+    where there are operations, inputs or outputs, which have it.
 
     Raises:
       PlanError: If some operation's kernel calls do not cover its iteration space exactly once.
     """
-    num_devices = len(decompositions[0].calls) if decompositions else (*inputs, *outputs)[0].num_devices
+    if num_devices is None:
+        num_devices = len(decompositions[0].calls) if decompositions else (*inputs, *outputs)[0].num_devices
     work = _Assembler(num_devices, graph)
     for tensor in graph.literals:
         value = graph.tensors[tensor]

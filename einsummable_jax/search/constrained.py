@@ -1,4 +1,4 @@
-"""The decompositions of operations whose layout the user has fixed."""
+"""The decompositions of operations that are not free: the user fixes a layout, or one device runs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from einsummable_jax.layout import Box, Interval, Layout
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.groups import Group
+from einsummable_jax.search.tiles import DeviceBoxes
 
 
 def constraint_in(graph: Graph, group: Group) -> Constraint | None:
@@ -30,6 +31,18 @@ def constrained_tensors(graph: Graph) -> Iterator[tuple[int, Layout]]:
                 )
 
 
+def placed_calls(group: Group, device: int, num_devices: int) -> tuple[Candidates, Covers]:
+    """The one way to run an iteration space whole on one device."""
+    box = tuple((0, extent) for extent in group.extents)
+    calls = tuple((box,) if rank == device else () for rank in range(num_devices))
+    return _only((calls,), len(box), num_devices)
+
+
+def _only(covers: tuple[DeviceBoxes, ...], rank: int, num_devices: int) -> tuple[Candidates, Covers]:
+    none = from_bounds(np.zeros((0, num_devices, rank, 2), np.int64))
+    return none, Covers(covers, rank, num_devices)
+
+
 def constrained_calls(
     constraint: Constraint, shape: Sequence[int], group: Group, num_devices: int
 ) -> tuple[Candidates, Covers]:
@@ -43,8 +56,7 @@ def constrained_calls(
     if any(len(boxes) > 1 for boxes in tiles):
         every = [[_bounds(box, constraint.dims, shape) for box in boxes] for boxes in tiles]
         calls = tuple(tuple(tuple(box[dim] for dim in kept) for box in boxes) for boxes in every)
-        none = from_bounds(np.zeros((0, num_devices, len(kept), 2), np.int64))
-        return none, Covers((calls,), len(kept), num_devices)
+        return _only((calls,), len(kept), num_devices)
     candidates = _one_box_each(constraint, shape, group, kept, tiles)
     return candidates, Covers((), len(kept), num_devices)
 

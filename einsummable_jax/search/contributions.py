@@ -235,6 +235,18 @@ def check_cover(spec: JoinAggSpec, decomposition: Decomposition) -> None:
             )
 
 
+def check_device(operation: Operation, decomposition: Decomposition) -> None:
+    """Raise `PlanError` unless an operation that one device runs is run there, once."""
+    if operation.device is None:
+        return
+    calls = [len(boxes) for boxes in decomposition.calls]
+    if calls != [int(device == operation.device) for device in range(len(calls))]:
+        where = f"{operation.primitive} at {operation.source}"
+        raise PlanError(
+            f"{where} runs once, on device {operation.device}; the plan has {calls} calls on each device"
+        )
+
+
 def _check_disjoint(spec: JoinAggSpec, boxes: Sequence[Box], words: str) -> None:
     for box in boxes:
         if not spec.space.contains(box):

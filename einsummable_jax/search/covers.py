@@ -71,7 +71,13 @@ class Covers:
         return (sizes == sizes[:, :1]).all(axis=(1, 2, 3))
 
     def words(self, cover: int, names: Sequence[str]) -> str:
-        """One cover in words: in how many intervals each label is cut, and how many calls there are."""
+        """One cover in words: in how many intervals each label is cut, and how many calls there are.
+
+        Or the device, if a single one runs it all.
+        """
+        working = [device for device, boxes in enumerate(self.calls[cover]) if boxes]
+        if len(working) == 1 < self.num_devices:
+            return f"on device {working[0]}"
         boxes = {box for boxes in self.calls[cover] for box in boxes}
         intervals = [len({box[label] for box in boxes}) for label in range(self.rank)]
         cuts = [f"{name}:{n}" for name, n in zip(names, intervals, strict=True) if n > 1]

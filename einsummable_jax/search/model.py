@@ -22,7 +22,12 @@ from einsummable_jax.search.boundary import Boundary
 from einsummable_jax.search.boundary_choices import boundary_choices
 from einsummable_jax.search.candidates import Candidates, mesh_candidates
 from einsummable_jax.search.carries import carry_calls
-from einsummable_jax.search.constrained import constrained_calls, constrained_tensors, constraint_in
+from einsummable_jax.search.constrained import (
+    constrained_calls,
+    constrained_tensors,
+    constraint_in,
+    placed_calls,
+)
 from einsummable_jax.search.cost import exchange_table
 from einsummable_jax.search.coupling import Coupling, Endpoint, PartsTable
 from einsummable_jax.search.cover_search import BALANCED, CoverSearch
@@ -261,10 +266,16 @@ class Model:
     def _candidates(
         self, group: Group, devices: tuple[int, ...], offered: tuple[DeviceBoxes, ...]
     ) -> tuple[Candidates, Covers]:
-        """The mesh candidates that every member admits, and the covers; the one given where it is fixed."""
+        """The mesh candidates that every member admits, and the covers; those given where it is not free."""
         constraint = constraint_in(self.graph, group)
         if constraint is not None:
             return self._constrained(group, constraint)
+        device = self.graph.operations[group.members[0]].device
+        if device is not None:
+            key = ("placed", group.extents, device)
+            if key not in self._memo:
+                self._memo[key] = placed_calls(group, device, self.topology.num_devices)
+            return self._memo[key]
         operations = [(m, self.graph.operations[m]) for m in group.members]
         merged = merged_maps(self.graph, group)
         monoids = tuple(monoids_of(group, m, op.spec) for m, op in operations if not op.spec.elementwise)

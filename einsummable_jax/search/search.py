@@ -216,6 +216,7 @@ def _assembled(model: Model, states: Sequence[int]) -> Plan:
         model.decompositions(states),
         inputs,
         outputs,
+        num_devices=model.topology.num_devices,
         objective=model.objective,
         kernel_seconds=model.kernel_seconds(states),
     )

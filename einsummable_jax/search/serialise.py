@@ -79,6 +79,7 @@ def from_json(text: str, graph: Graph) -> Plan:
         [distinct[number] for number in data["operations"]],
         [_layout(num_devices, layout) for layout in data["inputs"]],
         [_layout(num_devices, layout) for layout in data["outputs"]],
+        num_devices=num_devices,
         objective=data["objective"],
         cost=data["cost"],
         lower_bound=data["lower_bound"],
@@ -118,7 +119,8 @@ def describe(graph: Graph) -> Iterator[str]:
         operands, results = (" ".join(array(t) for t in side) for side in (op.operands, op.results))
         after = "" if op.after is None else f" | after %{op.after}"
         fixed = f" | {op.params['constraint']}" if op.primitive == "constrain" else ""
-        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{fixed}{after}"
+        placed = "" if op.device is None else f" | on device {op.device}"
+        yield f"{op.primitive} {operands} -> {results} | {labels} | {maps}{fixed}{placed}{after}"
     for loop in graph.loops:
         carries = " ".join(f"{c.operation}:{array(c.next)}->{array(c.final)}" for c in loop.carries)
         order = "backwards" if loop.reverse else "forwards"

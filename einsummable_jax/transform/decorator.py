@@ -89,6 +89,11 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
     as results have one shape and dtype, as in ``x = d(params, x)``; and otherwise the first arrays of the
     shapes and dtypes of donated ones. Layouts that are fixed differently at its two ends say that it is not.
 
+    Python functions that the function calls (`io_callback`, `pure_callback`, `jax.debug.print` and
+    `jax.debug.callback`) are called by the first device, each once, with whole arrays, those with effects in
+    the order of the program; all devices get what they return. A ``while_loop`` or ``cond`` that calls one
+    runs whole on that device. What is called may not call a distributed function in turn.
+
     Args:
       function: Any function that `jax.jit` takes. Left out, the result is a decorator with these options, as
         for `jax.jit`: ``@distribute(static_argnums=1)``.
@@ -139,7 +144,8 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
         topology is malformed or of another device count.
       OSError: If the plan cannot be read.
 
-    Planning a call raises :class:`einsummable_jax.MemoryLimitError` if no plan is found that fits the limit.
+    Planning a call raises :class:`einsummable_jax.MemoryLimitError` if no plan is found that fits the limit,
+    and `NotImplementedError` if some operation has an effect that cannot be had once.
     """
     given = {option: value for option, value in locals().items() if option != "function"}
     if function is _LEFT_OUT:

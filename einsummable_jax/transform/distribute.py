@@ -17,7 +17,7 @@ from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.arguments import Call, Signature, abstract
 from einsummable_jax.transform.known import known_values
-from einsummable_jax.transform.launch import Executable
+from einsummable_jax.transform.launch import Executable, check_not_called_back
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.method import DistributedMethod
 from einsummable_jax.transform.planner import Options, prepare
@@ -62,6 +62,7 @@ class Distributed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on all devices; under a JAX transformation, become part of what is traced."""
+        check_not_called_back(self._signature.name)
         call = self._signature.call(args, kwargs)
         if any([isinstance(leaf, core.Tracer) for leaf in call.leaves]):
             return self._bind(call)

@@ -15,9 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from einsummable_jax._compat import forget_failed_tokens
 from einsummable_jax.custom_calls import raise_failure
 from einsummable_jax.layout import Layout, MeshLayout, TiledLayout
-from einsummable_jax.lowering import Lowerable, crossing_shape, named_sharding, refined_mesh
+from einsummable_jax.lowering import (
+    Lowerable,
+    crossing_shape,
+    current_call,
+    named_sharding,
+    refined_mesh,
+)
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.donation import check_alive, placed_apart
 from einsummable_jax.transform.progress import step
@@ -41,7 +48,10 @@ def launch(start: Callable[[], tuple[list[Any], jax.Array]]) -> list[Any]:
 
     Raises:
       CudaEngineError: If an exchange of an earlier run has failed on a GPU.
+      RuntimeError: If called by a Python function that a distributed program calls.
     """
+    check_not_called_back("a distributed function")
+    forget_failed_tokens()
     with _lock:
         while len(_in_flight) >= _MAX_IN_FLIGHT:
             # A run that failed raises where its own results are used, not in whatever is launched after it.
@@ -51,6 +61,22 @@ def launch(start: Callable[[], tuple[list[Any], jax.Array]]) -> list[Any]:
         results, fence = start()
         _in_flight.append(fence)
     return results
+
+
+def check_not_called_back(name: str) -> None:
+    """Raise in a Python function that a distributed program calls: its devices wait for that to return.
+
+    Args:
+      name: What is called there.
+    """
+    call = current_call()
+    if call is not None:
+        line = call.source or "unknown line"
+        raise RuntimeError(
+            f"{name} was called by the function that `{call.name}` at {line} calls on the host. Its devices "
+            "wait for that function to return, and would wait for ever. Remedy: return what it needs to the "
+            "distributed program, or compute with numpy on the host"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

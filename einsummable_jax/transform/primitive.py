@@ -21,12 +21,14 @@ from einsummable_jax._compat import (
     ad,
     batching,
     core,
+    effects,
     linear_util,
     mlir,
     pe,
     remat,
     source_info_util,
 )
+from einsummable_jax.graph import on_devices
 from einsummable_jax.lowering import refined_mesh
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.launch import executable, of_whole_arrays
@@ -104,7 +106,7 @@ def _without_constants(jaxpr: Any) -> Any:
 
 @functools.partial(distributed_call_p.def_effectful_abstract_eval)
 def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
-    return jaxpr.out_avals, core.no_effects
+    return jaxpr.out_avals, on_devices(jaxpr.effects)
 
 
 @distributed_call_p.def_impl
@@ -230,11 +232,14 @@ def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: An
         arguments = [*map(trace.new_instantiated_const, unknown_jaxpr.consts), *arguments]
         unknown_jaxpr = _without_constants(unknown_jaxpr)
     params = {"jaxpr": unknown_jaxpr, "site": site, "marker": marker, **_NO_LABELS}
+    found = on_devices(unknown_jaxpr.effects)
     recipe = pe.new_eqn_recipe(
-        trace, arguments, results, distributed_call_p, params, core.no_effects, source_info_util.current()
+        trace, arguments, results, distributed_call_p, params, found, source_info_util.current()
     )
     for result in results:
         result.recipe = recipe
+    if effects.partial_eval_kept_effects.filter_in(found):
+        trace.effect_handles.append(pe.EffectHandle(arguments, recipe))
     known_out, unknown_results = iter(outs[:count]), iter(results)
     return [next(unknown_results) if flag else next(known_out) for flag in unknown_out]
 
@@ -247,7 +252,14 @@ def _forget_labels(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**known, **_NO_LABELS}, {**staged, **_NO_LABELS}
 
 
-_split_for_remat: Any = functools.partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _forget_labels)
+def _split_for_remat(*args: Any) -> Any:
+    *equations, unknown, staged, residuals = pe.closed_call_partial_eval_custom_rule(
+        "jaxpr", _forget_labels, *args
+    )
+    known_eqn, staged_eqn = (eqn.replace(effects=on_devices(eqn.effects)) for eqn in equations)
+    return known_eqn, staged_eqn, unknown, staged, residuals
+
+
 pe.partial_eval_jaxpr_custom_rules[distributed_call_p] = _split_for_remat
 
 
@@ -264,7 +276,7 @@ remat.rules[distributed_call_p] = _remat
 
 
 def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
-    if not any(used):
+    if not any(used) and not pe.has_effects(eqn):
         return [False] * len(eqn.invars), None
     jaxpr = eqn.params["jaxpr"]
     pruned, used_inputs = _dce_jaxpr(jaxpr, tuple(used))
@@ -273,7 +285,8 @@ def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
         params |= _NO_LABELS
     outvars = _nonzero(used, eqn.outvars)
     invars = _nonzero(used_inputs, eqn.invars)
-    return used_inputs, eqn.replace(invars=invars, outvars=outvars, params=params)
+    found = on_devices(pruned.effects)
+    return used_inputs, eqn.replace(invars=invars, outvars=outvars, params=params, effects=found)
 
 
 @functools.lru_cache(maxsize=256)

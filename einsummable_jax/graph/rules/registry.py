@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 
-from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall
+from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Kernel, LocalCall
 
 _PLAN_DECIDES = frozenset({"sharding", "out_sharding"})
 """Parameters that rules must not look at: where a result lives is the plan's decision."""
@@ -99,16 +99,31 @@ def coverage_table() -> list[tuple[str, str]]:
     return sorted((name, registration.roles) for name, registration in _RULES.items())
 
 
+def whole_spec(
+    inputs: Sequence[Any], outputs: Sequence[Any], kernel: Kernel, *, has_rule: bool = True
+) -> JoinAggSpec:
+    """The spec of an operation that runs whole: it has no labels.
+
+    Args:
+      inputs: An object with ``shape`` per operand.
+      outputs: The same per result.
+      kernel: What it computes.
+      has_rule: Whether that is what it should do.
+    """
+
+    def whole(arrays: Sequence[Any]) -> tuple[tuple[DimMap, ...], ...]:
+        return tuple(tuple(DimMap(n) for n in array.shape) for array in arrays)
+
+    return JoinAggSpec((), whole(inputs), whole(outputs), kernel, has_rule=has_rule)
+
+
 def replicated_spec(context: OpContext) -> JoinAggSpec:
-    """The spec of a primitive without a rule: no labels, every device runs it whole."""
+    """The spec of a primitive without a rule: every device runs it whole."""
 
     def kernel(_: LocalCall, *operands: Any) -> list[jax.Array]:
         return context.bind(*operands)
 
-    def whole(avals: tuple[Aval, ...]) -> tuple[tuple[DimMap, ...], ...]:
-        return tuple(tuple(DimMap(n) for n in aval.shape) for aval in avals)
-
-    return JoinAggSpec((), whole(context.inputs), whole(context.outputs), kernel, has_rule=False)
+    return whole_spec(context.inputs, context.outputs, kernel, has_rule=False)
 
 
 def spec_for(
