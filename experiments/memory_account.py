@@ -115,6 +115,7 @@ PROGRAMS = {
     "sorted positions": Program(
         lambda x: x + jnp.sort(-lax.broadcasted_iota(jnp.float32, x.shape, 0), 0), (f32(4096, 128),)
     ),
+    "sorted, transposed": Program(lambda x: jnp.sort(x, 1).T, (f32(2048, 512),)),
     "broadcast times matrix": Program(
         lambda v, x: jnp.broadcast_to(v, x.shape) @ x, (f32(1024), f32(1024, 1024))
     ),

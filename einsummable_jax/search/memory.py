@@ -377,7 +377,10 @@ class _Liveness:
         if not self.graph.operations[maker].spec.elementwise:
             return None
         step = self.buffers[version].first
-        read = {t for member in self.steps[step] for t in self.graph.operations[member].operands}
+        members = [self.graph.operations[member] for member in self.steps[step]]
+        if any(op.primitive == "transpose" for op in members):
+            return None
+        read = {tensor for op in members for tensor in op.operands}
         for buffer in temporaries:
             if buffer.last == step and buffer.tensor in read and buffer.kind in ("made", "exchanged"):
                 if (buffer.device_bytes == result.device_bytes).all():

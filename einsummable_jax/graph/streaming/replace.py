@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.merge import merged
 from einsummable_jax.graph.prune import pruned
 from einsummable_jax.graph.trace import build_graph
 
@@ -29,7 +30,7 @@ class Replacement:
 def replaced(graph: Graph, instead: Mapping[int, Replacement]) -> Graph | None:
     """The graph with other functions in place of some operations, by their numbers; None if there are none.
 
-    What nothing needs any more is left out.
+    What nothing needs any more is left out, and what several of the functions compute is computed once.
     """
     if not instead:
         return None
@@ -42,7 +43,8 @@ def replaced(graph: Graph, instead: Mapping[int, Replacement]) -> Graph | None:
             new = inserted(other.function, other.arguments, op, tensors, literals)
         operations += new
         origins += [index] * len(new)
-    return pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
+    found = pruned(dataclasses.replace(graph, tensors=tuple(tensors), literals=literals), operations, origins)
+    return None if found is None else merged(found)
 
 
 def inserted(
