@@ -20,6 +20,7 @@ from einsummable_jax.graph import Graph, LocalArray, LocalCall
 from einsummable_jax.layout import Monoid
 from einsummable_jax.lowering.shard_program import (
     BoxView,
+    CountOnce,
     EmptyStep,
     ExchangeStep,
     KernelStep,
@@ -153,7 +154,7 @@ class _Emitter:
         self.buffers[step.result] = jnp.zeros(step.shape, self.graph.tensors[step.tensor].dtype)
 
     def spread(self, step: SpreadStep) -> None:
-        value = self.buffers[step.source]
+        value = self.buffers[step.source].astype(step.dtype)
         contribution = _identity(step.monoid, step.shape, value.dtype)
         if value.size:
             own = self.only_if(step.counts, step.monoid, value)
@@ -168,14 +169,19 @@ class _Emitter:
             starts=tuple(map(self.offset, step.starts)),
             operands=tuple(self.local_array(box) for _, box in step.operands),
             results=tuple(self.local_array(box) for _, box in step.results),
+            dtypes=step.widened and step.widened.results,
         )
         operands = self._kernel_operands(step)
+        if step.widened is not None:
+            wanted = zip(operands, step.widened.operands, strict=True)
+            operands = [x if x.dtype == dtype else x.astype(dtype) for x, dtype in wanted]
         if step.once is not None:
             for position in step.once.operands:
-                operands[position] = self.only_if(step.once.counts, step.once.monoid, operands[position])
+                operands[position] = self._counted_once(step.once, position, operands[position])
         values = operation.spec.kernel(call, *operands)
-        for value, tensor, (buffer, box) in zip(values, operation.results, step.results, strict=True):
-            expected = (box.shape, self.graph.tensors[tensor].dtype)
+        dtypes = call.dtypes or [self.graph.tensors[tensor].dtype for tensor in operation.results]
+        for value, dtype, (buffer, box) in zip(values, dtypes, step.results, strict=True):
+            expected = (box.shape, dtype)
             if (value.shape, value.dtype) != expected:
                 raise AssertionError(
                     f"local kernel of {operation.primitive} at {operation.source} made "
@@ -183,9 +189,13 @@ class _Emitter:
                 )
             self.buffers[buffer] = value
 
-    def only_if(self, counts: Offset, monoid: Monoid, value: Any) -> Any:
+    def _counted_once(self, once: CountOnce, position: int, value: Any) -> Any:
+        return self.only_if(once.counts, once.monoid, value, position in once.subtracted)
+
+    def only_if(self, counts: Offset, monoid: Monoid, value: Any, subtracted: bool = False) -> Any:
         """A final value as one contribution has it: as it is where ``counts`` is 1, else the identity."""
         identity = _identity(monoid, value.shape, value.dtype)
+        identity = lax.neg(identity) if subtracted else identity
         if isinstance(counts, int):
             return value if counts else identity
         return lax.select(self.offset(counts) == 1, value, identity)

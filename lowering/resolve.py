@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK
-from einsummable_jax.layout import Box, Layout, Relation, TiledLayout
+from einsummable_jax.layout import Box, Layout, Relation, TiledLayout, wide_dtype
 from einsummable_jax.lowering.shard_program import (
     BoxView,
     CountOnce,
@@ -24,6 +24,7 @@ from einsummable_jax.lowering.shard_program import (
     Step,
     TakeStep,
     UnpackStep,
+    Widened,
 )
 from einsummable_jax.search import Fetch, Plan
 from einsummable_jax.search.contributions import counted_once, counting_calls, first_part, parts_made
@@ -236,7 +237,26 @@ class _Resolver:
         operands = counted_once(operation.spec, carried, monoid)
         first = first_part(carried)
         counts = _offset([int(carried.parts[d][call] == first) for d in self.devices])
-        return CountOnce(operands, monoid, counts) if operands else None
+        together = operation.spec.commuting(carried.operands, monoid)
+        subtracted = tuple(sorted(together.subtracted.intersection(operands))) if together else ()
+        return CountOnce(operands, monoid, counts, subtracted) if operands else None
+
+    def _widened(self, index: int) -> Widened | None:
+        """The types of an operation's operands and results, where some are contributions in a wider one."""
+        operation, carried = self.plan.graph.operations[index], self.plan.decompositions[index].carried
+        taken, made = (
+            [self.plan.graph.tensors[t].dtype for t in side]
+            for side in (operation.operands, operation.results)
+        )
+        held = [self.plan.relations[t][0].dtype for t in operation.results]
+        parts = [operation.operands[i] for i in carried.operands] if carried else []
+        if held == made and all(self._is_as_final(t) for t in parts):
+            return None
+        return Widened(tuple(map(wide_dtype, taken) if carried else taken), tuple(held))
+
+    def _is_as_final(self, tensor: int) -> bool:
+        """Whether contributions to a tensor are of its own type."""
+        return self.plan.relations[tensor][0].dtype == self.plan.graph.tensors[tensor].dtype
 
     def _open(self, loop: int | None) -> None:
         """Begin the blocks of a loop and of those around it, where that has not happened."""
@@ -251,7 +271,10 @@ class _Resolver:
         if primitive not in (SCAN_CARRY, SCAN_SLICE, SCAN_STACK):
             view, once = self._view(boxes), self._once_operands(index, call)
             after = self._after(index)
-            block.steps.append(KernelStep(index, view.shape, view.starts, operands, results, once, after))
+            types = self._widened(index)
+            block.steps.append(
+                KernelStep(index, view.shape, view.starts, operands, results, once, after, types)
+            )
             return
         ((operand, _),), ((result, _),) = operands, results
         if primitive == SCAN_CARRY:
@@ -273,7 +296,8 @@ class _Resolver:
             share, shape = self._view(tuple(local)), _same([box.shape for box in inside])
             counts = _offset([int(counting[d][call]) for d in self.devices])
             source, initial = initial, self.new_buffer()
-            step = SpreadStep(source, initial, shape, share, carried.spread.monoid, counts)
+            dtype = graph.contribution_dtype(graph.operations[index].results[0], carried.spread.monoid)
+            step = SpreadStep(source, initial, shape, share, carried.spread.monoid, counts, dtype)
             loop = graph.loop_of_operation[index]
             assert loop is not None
             self.blocks[graph.loops[loop].parent].steps.append(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from einsummable_jax.layout import Monoid
 
@@ -68,6 +69,7 @@ class SpreadStep:
       box: Where in it the value is.
       monoid: What aggregates the contributions.
       counts: 1 where this contribution is the one that has the box, else 0.
+      dtype: Its type.
     """
 
     source: int
@@ -76,6 +78,7 @@ class SpreadStep:
     box: BoxView
     monoid: Monoid
     counts: Offset
+    dtype: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,11 +89,21 @@ class CountOnce:
       operands: Their positions.
       monoid: Whose identity stands in for them in the other contributions.
       counts: 1 where this call's contribution is the one that has them, else 0.
+      subtracted: Those of them that are taken away from others.
     """
 
     operands: tuple[int, ...]
     monoid: Monoid
     counts: Offset
+    subtracted: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Widened:
+    """The types in which a kernel call takes its operands and leaves its results."""
+
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +118,8 @@ class KernelStep:
       results: Buffer and box of each result.
       once: The operands that count in one contribution only, if there are such.
       after: A buffer that must be there before the call runs, where it recomputes something.
+      widened: The types of operands and results, where some are other than those of the tensors, because
+        contributions may be held in a wider type.
     """
 
     operation: int
@@ -114,6 +129,7 @@ class KernelStep:
     results: tuple[tuple[int, BoxView], ...]
     once: CountOnce | None = None
     after: int | None = None
+    widened: Widened | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,12 +204,12 @@ def _blank(step: Step) -> object:
     if isinstance(step, TakeStep):
         return (step.source, step.result, step.box.shape)
     if isinstance(step, SpreadStep):
-        return (step.source, step.result, step.shape, step.box.shape, step.monoid)
+        return (step.source, step.result, step.shape, step.box.shape, step.monoid, step.dtype)
     if isinstance(step, KernelStep):
         operands = tuple((buffer, box.shape) for buffer, box in step.operands)
         results = tuple((buffer, box.shape) for buffer, box in step.results)
-        once = step.once and (step.once.operands, step.once.monoid)
-        return (step.operation, step.sizes, operands, results, once, step.after)
+        once = step.once and (step.once.operands, step.once.monoid, step.once.subtracted)
+        return (step.operation, step.sizes, operands, results, once, step.after, step.widened)
     if isinstance(step, LoopStep):
         inside = tuple(_blank(inner) for inner in step.steps)
         return (step.length, step.reverse, step.carries, step.slices, step.stacks, inside)

@@ -19,7 +19,15 @@ from einsummable_jax.search.assemble import check_cover
 from einsummable_jax.search.branches import side_by_side
 from einsummable_jax.search.breaks import break_points
 from einsummable_jax.search.cost import exchange_table
-from einsummable_jax.search.covers import MAX_HALVED, columns, guillotine, is_partition, ranges, segments
+from einsummable_jax.search.covers import (
+    MAX_HALVED,
+    Touched,
+    columns,
+    guillotine,
+    is_partition,
+    ranges,
+    segments,
+)
 from einsummable_jax.search.groups import make_groups
 from einsummable_jax.search.model import Model
 from einsummable_jax.search.oracle import minimise_by_milp
@@ -201,7 +209,8 @@ def test_prices_of_random_tiles_are_the_bytes_synthesised(seed, num_devices, sha
 @pytest.mark.parametrize("num_devices", [5, 6, 7])
 def test_scattered_sums_of_irregular_contributions_cost_what_is_synthesised(num_devices):
     topology, shape = wire(num_devices), (20, 16, 12)
-    arrays = [((0, 2), 20.0 * 12), ((2, 1), 12.0 * 16), ((0, 1), 20.0 * 16)]
+    sizes = [((0, 2), 20.0 * 12), ((2, 1), 12.0 * 16), ((0, 1), 20.0 * 16)]
+    arrays = [Touched(*size) for size in sizes]
     shapes = [
         c.calls(shape) for c in columns(shape, [True] * 3, num_devices) if c.across == 0 and c.down == 2
     ]
@@ -257,7 +266,8 @@ def test_every_cover_is_a_partition(num_devices):
     covers = [c.calls(shape) for c in columns(shape, [True] * 3, num_devices)]
     covers += list(ranges(shape, [True] * 3, (1, 2), num_devices))
     covers += list(segments(shape, [True] * 3, {2: (20, 30), 1: (2,)}, num_devices))
-    halved = guillotine(shape, [True] * 3, [((0, 1), 1.0), ((1, 2), 2.0), ((0, 2), 3.0)], num_devices)
+    arrays = [Touched((0, 1), 1.0), Touched((1, 2), 2.0), Touched((0, 2), 3.0)]
+    halved = guillotine(shape, [True] * 3, arrays, num_devices)
     assert (halved is None) == (num_devices > MAX_HALVED or num_devices in (2, 4, 8))
     for calls in (*covers, *([halved] if halved else [])):
         assert len(calls) == num_devices

@@ -82,6 +82,9 @@ EXTRA = {
         for name, (expression, left, right) in DOTS.items()
     },
     "integer dot": (lax.dot, draw(5, 7, dtype=np.int8), draw(7, 3, dtype=np.int8)),
+    "integer factors": (lambda x, y: x * y, draw(5, 7, dtype=np.int16), draw(5, 7, dtype=np.int16, seed=1)),
+    "integer products": (lambda x: lax.reduce_prod(x, (1,)), draw(5, 7, dtype=np.int8)),
+    "shrinking factors": (lambda x: x * np.float32(0.3) / np.float32(7), normal(5, 7)),
 }
 
 
@@ -175,6 +178,83 @@ def test_what_is_not_linear_claims_nothing(function):
     assert op.spec.commuting((position,), Monoid.SUM) is None, op.primitive
 
 
+F, INT, C = normal(3, 4), draw(3, 4, dtype=np.int32), draw(3, 4, dtype=np.complex64)
+BF = F.astype("bfloat16")
+GOES_ON = {
+    "half": (lambda x: x * 0.5, F),
+    "minus one": (lambda x: -1.0 * x, F),
+    "mean": (lambda x: x.mean(), F),
+    "folded": (lambda x: x / jnp.sqrt(jnp.float32(64)), F),
+    "of a mean's gradient": (lambda x: jnp.broadcast_to(lax.div(1.0, 20.0), (3, 4)) * x, F),
+    "converted": (lambda x: x * (lax.div(jnp.float32(1), jnp.float32(3))).astype("bfloat16"), BF),
+    "complex": (lambda x: x * (0.5 - 0.25j), C),
+    "integer factor": (lambda x, y: x * y, INT, INT),
+    "integer product": (lambda x, y: x @ y, INT, INT.T),
+    "added": (lambda x, y: x + y, F, F),
+    "subtracted": (lambda x, y: x - y, F, F),
+    "negated": (lambda x: -x, F),
+    "summed": (lambda x: lax.reduce_sum(x, (0,)), F),
+    "selected": (lambda x, y: lax.select(y, x, x), F, F > 0),
+}
+WAITS = {
+    "double": (lambda x: x * 2.0, F),
+    "zero": (lambda x: x * 0.0, F),
+    "infinity": (lambda x: x * np.float32(np.inf), F),
+    "not a number": (lambda x: x * np.float32(np.nan), F),
+    "subnormal": (lambda x: x * np.float32(1e-39), F),
+    "tiny": (lambda x: x / np.float32(2e38), F),
+    "by a half": (lambda x: x / 0.5, F),
+    "by zero": (lambda x: x / 0.0, F),
+    "by infinity": (lambda x: x / np.float32(np.inf), F),
+    "traced factor": (lambda x, y: x * y, F, F),
+    "traced divisor": (lambda x, y: x / y, F, F),
+    "constant of a traced one": (lambda x, y: x * (y * 0 + 1), F, F[0, 0]),
+    "contraction": (lambda x, y: x @ y, F, F.T),
+    "convolution": (
+        lambda x, y: lax.conv_general_dilated(x, y, (1,), "SAME"),
+        normal(2, 3, 5),
+        normal(4, 3, 2),
+    ),
+    "complex quotient": (lambda x: x / np.complex64(8), C),
+    "complex rotation": (lambda x: x * np.complex64(0.8 + 0.8j), C),
+    "integer quotient": (lambda x: lax.div(x, np.int32(3)), INT),
+    "narrowed": (lambda x: x.astype("float16"), F),
+}
+
+
+@pytest.mark.parametrize("case", GOES_ON)
+def test_unfinished_sums_go_through(case):
+    function, *args = GOES_ON[case]
+    graph = graph_of(function, args)
+    reached = {graph.inputs[0]}
+    for op in graph.operations:
+        positions = tuple(i for i, t in enumerate(op.operands) if t in reached)
+        if positions:
+            assert op.spec.commuting(positions, Monoid.SUM), op.primitive
+            reached.update(op.results)
+    assert set(graph.outputs) <= reached
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_unfinished_sums_wait(case):
+    function, *args = WAITS[case]
+    graph = graph_of(function, args)
+    (reader,) = [op for op in graph.operations if graph.inputs[0] in op.operands]
+    position = reader.operands.index(graph.inputs[0])
+    assert reader.spec.commuting((position,), Monoid.SUM) is None
+
+
+def test_unfinished_products_of_floats_are_only_moved():
+    functions = [lax.mul, lambda x, _: lax.reduce_prod(x, (0,)), lambda x, _: lax.cumprod(x)]
+    functions += [lambda x, y: x.at[np.array([0])].multiply(y[:1])]
+    for dtype, goes_on in ((np.float32, False), (np.int32, True)):
+        x = draw(3, 4, dtype=dtype)
+        for function in functions:
+            op = graph_of(function, (x, x)).operations[-1]
+            assert bool(op.spec.commuting((0,), Monoid.PROD)) == goes_on, op.primitive
+    assert graph_of(lambda x: x.T, (F,)).operations[0].spec.commuting((0,), Monoid.PROD)
+
+
 # ---- plans -----------------------------------------------------------------------------------------
 
 X, W = normal(6, 8), normal(8, 5)
@@ -182,12 +262,14 @@ CHAINS = {
     "slice, sum": lambda x, w: (x @ w)[1:4].sum(0),
     "transpose, reshape, neg": lambda x, w: -(x @ w).T.reshape(15, 2),
     "pad with three": lambda x, w: jnp.pad(x @ w, ((1, 2), (0, 1)), constant_values=3.0),
-    "final terms count once": lambda x, w: (x @ w + 2.0) * 3.0 - x[:, :5],
+    "final terms count once": lambda x, w: (x @ w + 2.0) * 0.3 - x[:, :5],
     "two partial terms": lambda x, w: (x @ w) + (x * 2) @ w,
     "no product of two": lambda x, w: (x @ w) * (x @ w),
     "quotient, select": lambda x, w: jnp.where(x[:, :5] > 0, (x @ w) / 7.0, -1.0),
     "concatenate with final": lambda x, w: jnp.concatenate([x @ w, x[:, :5], x @ w], 0),
-    "two contractions": lambda x, w: (x @ w) @ w.T @ w[:, :2],
+    "integers": lambda x, w: (
+        ((x * 4).astype(int) @ (w * 4).astype(int)) @ (w.T * 4).astype(int) * (x * 4).astype(int)
+    ),
     "cumsum, broadcast": lambda x, w: jnp.broadcast_to(jnp.cumsum(x @ w, 1)[:, None], (6, 3, 5)),
     "windows": lambda x, w: lax.dynamic_update_slice(
         jnp.ones((7, 6)), lax.dynamic_slice(x @ w, (jnp.int32(2), jnp.int32(1)), (3, 4)), (1, 2)

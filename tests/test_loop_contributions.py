@@ -43,7 +43,7 @@ def from_product(total, xs, gs):
 
 
 def decayed(total, xs, gs):
-    return lax.scan(lambda c, b: (2 * c - b[0].T @ b[1], None), total, (xs, gs), reverse=True)[0]
+    return lax.scan(lambda c, b: (c / 2 - b[0].T @ b[1], None), total, (xs, gs), reverse=True)[0]
 
 
 def rearranged(total, xs, gs):

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from einsummable_jax.graph.spec import JoinAggSpec
+from einsummable_jax.layout import Monoid
 
 SCAN_CARRY = "scan_carry"
 """What a step of a loop starts with: the initial value in the first step, then what the last step left."""
@@ -130,6 +131,8 @@ class Graph:
         used up at once, and why.
       ticket: The literal in whose place a run has the ticket for the first call of the host, see
         `graph.host`; None: there is none.
+      wide_sums: Whether contributions to narrow floats are kept and exchanged in a wider type, see
+        `Monoid.contribution_dtype`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -141,6 +144,12 @@ class Graph:
     loops: tuple[Loop, ...] = ()
     stored: tuple[str, ...] = ()
     ticket: int | None = None
+    wide_sums: bool = True
+
+    def contribution_dtype(self, tensor: int, monoid: Monoid) -> Any:
+        """The type in which contributions to a tensor, to be aggregated by ``monoid``, are held."""
+        dtype = self.tensors[tensor].dtype
+        return monoid.contribution_dtype(dtype) if self.wide_sums else dtype
 
     @functools.cached_property
     def loop_of_operation(self) -> tuple[int | None, ...]:

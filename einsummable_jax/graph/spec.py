@@ -126,12 +126,23 @@ class LocalCall:
       starts: First index along each label, ints or traced int32 scalars.
       operands: The box of each operand, as it is handed to the kernel.
       results: The box of each result, as the kernel must return it.
+      dtypes: The types in which the kernel must return the results, where some are contributions in a wider
+        type than the primitive makes (see `Monoid.contribution_dtype`); else None.
     """
 
     sizes: tuple[int, ...]
     starts: tuple[Any, ...]
     operands: tuple[LocalArray, ...]
     results: tuple[LocalArray, ...]
+    dtypes: tuple[Any, ...] | None = None
+
+    def dtype(self, own: Any) -> Any:
+        """The type in which to return the first result, if the primitive makes it in the type ``own``."""
+        return own if self.dtypes is None else self.dtypes[0]
+
+    def widened(self, x: Any) -> Any:
+        """``x``, of the type that the primitive makes, in the one in which to return the first result."""
+        return x if self.dtypes is None else jax.lax.convert_element_type(x, self.dtypes[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,14 +153,32 @@ class Commutes:
     delayed past it. All of ``operands`` are aggregated together, the others are the same for every
     contribution. One of ``operands`` that is final already is a sum of itself and identities.
 
+    A rule claims this only where it holds in floating point as it does in mathematics, up to the order in
+    which numbers are added. Of what is not complete yet, each part may be large where the whole is small, so
+    that whatever can overflow, or is not linear for infinities and NaN, has to wait for the whole:
+
+    - Anything unfinished may be **moved**: sliced, transposed, reshaped, concatenated, padded, gathered,
+      selected by a predicate that is final.
+    - Unfinished sums may be **added** to each other, to final values (which count once) and along axes; they
+      may be subtracted and negated. They may be **scaled** by a constant that is known when the program is
+      traced and of a magnitude between the least normal number and 1, as the mean does.
+    - They are never multiplied or divided by anything else, a contraction included: not by a traced factor
+      (infinity less infinity, zero times infinity), not by a constant above 1, not by each other.
+    - Unfinished maxima and minima may be compared with others of the kind, unfinished bitwise ``and`` and
+      ``or`` combined with theirs: these are exact. Unfinished products of floats may only be moved: already
+      their order decides what overflows.
+    - Integers wrap around, which is exact: their sums and products also go through factors and contractions.
+
     Attributes:
       operands: Operand positions.
       monoid: The aggregation; None: any, because the operation only moves elements, each as it is. (A
         dimension may be filled from an operand, as padding is, only if that is one of ``operands``.)
+      subtracted: Those of ``operands`` that are taken away: the identity in their place is the negated one.
     """
 
     operands: frozenset[int]
     monoid: Monoid | None
+    subtracted: frozenset[int] = frozenset()
 
     def covers(self, operands: Collection[int], monoid: Monoid) -> bool:
         """Whether the operands at ``operands`` may be contributions, to be aggregated by ``monoid``."""
@@ -166,9 +195,9 @@ def points_within(bounds: np.ndarray, within: tuple[int, Hull] | None) -> np.nda
     return others * hull.points(bounds[..., hull.label, :], bounds[..., label, :])
 
 
-def linear(*operands: int) -> Commutes:
-    """The operation is linear in ``operands`` together, the others held."""
-    return Commutes(frozenset(operands), Monoid.SUM)
+def linear(*operands: int, subtracted: Sequence[int] = ()) -> Commutes:
+    """The operation is linear in ``operands`` together, the others held, and overflows nothing on the way."""
+    return Commutes(frozenset(operands), Monoid.SUM, frozenset(subtracted))
 
 
 def moves(*operands: int) -> Commutes:
@@ -177,7 +206,9 @@ def moves(*operands: int) -> Commutes:
 
 
 Kernel = Callable[..., Sequence[jax.Array]]
-"""``kernel(call: LocalCall, *operands) -> results``: JAX code for one kernel call."""
+"""``kernel(call: LocalCall, *operands) -> results``: JAX code for one kernel call.
+
+Operands that are contributions, and what counts once beside them, come in the type of contributions."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from einsummable_jax import _compat
 from einsummable_jax.graph import host
 from einsummable_jax.graph.calls import body_of
+from einsummable_jax.graph.constants import Constants
 from einsummable_jax.graph.constraint import CONSTRAINTS, constrain_p, constraint_of, without_constraints
 from einsummable_jax.graph.expand import SCATTERS, expanded_scatter, expansion
 from einsummable_jax.graph.graph import (
@@ -114,6 +115,7 @@ class _Builder:
         self.tensors: list[Tensor] = []
         self.operations: list[Operation] = []
         self.literals: dict[int, Any] = {}
+        self.constants = Constants(self.literals)
         self.loops: list[Loop] = []
         self.first_ticket: int | None = None
         self._ticket: int | None = None
@@ -318,8 +320,14 @@ class _Builder:
         results = [self.tensor(v.aval, name) for v in eqn.outvars]
         params = without_constraints(eqn.params)
         spec = spec_for(
-            eqn.primitive, params, [self.tensors[x] for x in operands], [self.tensors[x] for x in results]
+            eqn.primitive,
+            params,
+            [self.tensors[x] for x in operands],
+            [self.tensors[x] for x in results],
+            lambda position: self.constants[operands[position]],
         )
+        if spec.elementwise and operands and len(results) == 1:
+            self.constants.note(results[0], eqn.primitive, params, operands)
         self.operations.append(
             Operation(
                 name,

@@ -13,6 +13,7 @@ from einsummable_jax.layout.mesh_layout import axis_sizes as axis_sizes
 from einsummable_jax.layout.mesh_layout import mesh_layouts as mesh_layouts
 from einsummable_jax.layout.mesh_layout import prime_factors as prime_factors
 from einsummable_jax.layout.monoid import Monoid as Monoid
+from einsummable_jax.layout.monoid import wide_dtype as wide_dtype
 from einsummable_jax.layout.placed_layout import PlacedLayout as PlacedLayout
 from einsummable_jax.layout.relation import Demand as Demand
 from einsummable_jax.layout.relation import Relation as Relation

@@ -21,11 +21,28 @@ class Monoid(enum.Enum):
     AND = "and"
     OR = "or"
 
+    def contribution_dtype(self, dtype: Any) -> Any:
+        """The type in which contributions to an aggregate of type ``dtype`` are kept until it is complete.
+
+        Sums and products of floats of under 32 bits are float32: else each contribution would be rounded, and
+        might overflow where their aggregate does not. All others lose nothing.
+        """
+        return wide_dtype(dtype) if self in (Monoid.SUM, Monoid.PROD) else dtype
+
+    def of_nothing(self, dtype: Any) -> Any:
+        """The aggregate of no elements, as JAX's reductions have it: an identity, but of sums not -0.0."""
+        return np.dtype(dtype).type(0) if self is Monoid.SUM else self.identity(dtype)
+
     def identity(self, dtype: Any) -> Any:
-        """The identity element of this monoid in ``dtype``, as a numpy scalar."""
+        """The identity element of this monoid in ``dtype``, as a numpy scalar.
+
+        Of a sum of floats it is -0.0: to add 0.0 makes a 0.0 of -0.0.
+        """
         dtype = np.dtype(dtype)
         if self is Monoid.SUM:
-            return dtype.type(0)
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                return dtype.type(complex(-0.0, -0.0))
+            return dtype.type(-0.0 if jnp.issubdtype(dtype, jnp.floating) else 0)
         if self is Monoid.PROD:
             return dtype.type(1)
         if self in (Monoid.AND, Monoid.OR):
@@ -45,6 +62,14 @@ class Monoid(enum.Enum):
     def combine(self, left: Any, right: Any) -> Any:
         """``left`` aggregated with ``right``, element by element, as JAX arrays."""
         return _COMBINE[self](left, right)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """float32 for floats of under 32 bits, else the type itself."""
+    narrow = (
+        isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    )
+    return np.dtype(np.float32) if narrow else dtype
 
 
 _COMBINE = {

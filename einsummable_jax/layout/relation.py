@@ -37,7 +37,8 @@ class Relation:
 
     Attributes:
       shape: The tensor's shape.
-      dtype: The tensor's dtype.
+      dtype: Type of the elements that are held. Of contributions it may be wider than the tensor's, see
+        `Monoid.contribution_dtype`.
       num_devices: How many devices there are; ranks are ``range(num_devices)``.
       tiles: Sorted; two tiles with the same box and part are merged.
       partial: The monoid still to be applied, or None.
@@ -135,7 +136,9 @@ class Demand:
             if not box.is_empty
         )
 
-    def delivered(self) -> Relation:
-        """The relation that exists once the demand is met."""
+    def delivered(self, dtype: Any = None) -> Relation:
+        """The relation that exists once the demand is met, and rounded to ``dtype`` if one is given."""
         tiles = [[(box, 0) for box in boxes] for boxes in self.needs]
-        return Relation.from_device_tiles(self.source.shape, self.source.dtype, tiles)
+        return Relation.from_device_tiles(
+            self.source.shape, self.source.dtype if dtype is None else dtype, tiles
+        )

@@ -46,6 +46,7 @@ def result_relations(
     decomposition: Decomposition,
     shapes_dtypes: Sequence[tuple[tuple[int, ...], Any]],
     carried: Monoid | None = None,
+    wide_sums: bool = True,
 ) -> tuple[Relation, ...]:
     """The relation of each result of an operation run as ``decomposition``.
 
@@ -54,6 +55,7 @@ def result_relations(
       decomposition: How it is run.
       shapes_dtypes: Shape and dtype of each result.
       carried: What aggregates the operands that are contributions, if any are.
+      wide_sums: Whether contributions may be held in a wider type, see `Monoid.contribution_dtype`.
     """
     relations = []
     for result, (array_map, (shape, dtype)) in enumerate(zip(spec.results, shapes_dtypes, strict=True)):
@@ -63,7 +65,8 @@ def result_relations(
             list(zip(map_boxes(array_map, calls), numbers, strict=True))
             for calls, numbers in zip(decomposition.calls, parts, strict=True)
         ]
-        relations.append(Relation.from_device_tiles(shape, dtype, tiles, monoid))
+        held = monoid.contribution_dtype(dtype) if monoid is not None and wide_sums else dtype
+        relations.append(Relation.from_device_tiles(shape, held, tiles, monoid))
     return tuple(relations)
 
 
@@ -112,7 +115,8 @@ class _Assembler:
         key = (id(spec), id(decomposition), shapes, monoid)
         if key not in self._relations:
             check_cover(spec, decomposition)
-            self._relations[key] = result_relations(spec, decomposition, shapes, monoid)
+            wide_sums = self.graph.wide_sums
+            self._relations[key] = result_relations(spec, decomposition, shapes, monoid, wide_sums)
         for tensor, relation in zip(operation.results, self._relations[key], strict=True):
             self.versions[tensor] = [relation]
 
@@ -188,7 +192,7 @@ class _Assembler:
         usable = [0, *(i for i in range(1, len(demands)) if is_covered(demands[i]))]
         version = min(usable, key=lambda i: missing_elements(demands[i]))
         delivers = len(demands)
-        self.versions[tensor].append(demands[version].delivered())
+        self.versions[tensor].append(demands[version].delivered(self.graph.tensors[tensor].dtype))
         self.exchanges.append(
             PlannedExchange(
                 tensor, version, delivers, demands[version], consumer, 0.0, (0,) * self.num_devices

@@ -36,7 +36,12 @@ class ExchangeTable:
 
 
 def exchange_table(
-    held: TileLayouts, needed: TileLayouts, itemsize: int, topology: Topology, objective: str = "time"
+    held: TileLayouts,
+    needed: TileLayouts,
+    itemsize: int,
+    topology: Topology,
+    objective: str = "time",
+    contribution_itemsize: int | None = None,
 ) -> ExchangeTable:
     """Model the exchange between each held and each needed layout of one tensor.
 
@@ -50,7 +55,9 @@ def exchange_table(
       itemsize: Bytes per element.
       topology: The machine.
       objective: What decides between the two ways, ``"time"`` or ``"bytes"``.
+      contribution_itemsize: Bytes per element of contributions, where that is another.
     """
+    itemsizes = itemsize, contribution_itemsize or itemsize
     seconds = np.empty((len(held), len(needed)))
     received = np.empty_like(seconds)
     top = 0
@@ -58,14 +65,14 @@ def exchange_table(
         left, bottom = 0, top + len(some_held)
         for some_needed in needed.families:
             block = slice(top, bottom), slice(left, left + len(some_needed))
-            seconds[block], received[block] = _costs(some_held, some_needed, itemsize, topology, objective)
+            seconds[block], received[block] = _costs(some_held, some_needed, itemsizes, topology, objective)
             left += len(some_needed)
         top = bottom
     return ExchangeTable(seconds, received)
 
 
 def _costs(
-    held: Layouts, needed: Layouts, itemsize: int, topology: Topology, objective: str
+    held: Layouts, needed: Layouts, itemsizes: tuple[int, int], topology: Topology, objective: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds and received bytes, floats ``[U, V]``."""
     final = np.flatnonzero(held.contributions == 1)
@@ -73,7 +80,7 @@ def _costs(
     seconds = np.empty((len(held), len(needed)))
     received = np.empty_like(seconds)
     aggregation = functools.partial(_aggregation_costs, objective=objective)
-    for rows, price in ((final, _copy_costs), (partial, aggregation)):
+    for rows, price, itemsize in zip((final, partial), (_copy_costs, aggregation), itemsizes, strict=True):
         if len(rows):
             some = held if len(rows) == len(held) else held.take(rows)
             seconds[rows], received[rows] = price(some, needed, itemsize, topology)

@@ -231,14 +231,14 @@ class CoverSearch:
     def _repeated_bytes(self, number: int, candidates: Candidates | Covers) -> np.ndarray:
         """Bytes of copies and contributions beyond one of each element, floats ``[C]``."""
         touched = self._kernel_cost.touched_bytes(self.groups[number], candidates).sum(axis=1)
-        return touched - sum(size for _, size in self._sizes[number])
+        return touched - sum(array.bytes for array in self._sizes[number])
 
     def _columns(self, number: int, limit: float) -> list[DeviceBoxes]:
         """The columns of rectangles that repeat least, at most ``limit`` bytes."""
         form, sizes = self._forms[number], self._sizes[number]
         found = []
         for shape in columns(form.extents, form.cuttable, len(form.devices)):
-            repeated = sum((shape.copies(labels) - 1.0) * size for labels, size in sizes)
+            repeated = sum(array.beyond_one(shape.copies(array.labels)) for array in sizes)
             if repeated < limit:
                 found.append((repeated, len(found), shape))
         best = sorted(found, key=lambda f: f[:2])[:MAX_SEEDS]

@@ -88,6 +88,27 @@ class Covers:
         return tuple(tuple(Box(bounds) for bounds in boxes) for boxes in self.calls[cover])
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Touched:
+    """What one kernel call over a whole iteration space touches of an array.
+
+    Attributes:
+      labels: The labels that the array has.
+      bytes: Bytes.
+      reduced: Labels whose cut makes contributions of the array.
+      contribution_bytes: Bytes of one contribution to all of it.
+    """
+
+    labels: tuple[int, ...]
+    bytes: float
+    reduced: tuple[int, ...] = ()
+    contribution_bytes: float = 0.0
+
+    def beyond_one(self, copies: float) -> float:
+        """Bytes of copies or contributions beyond one of each element."""
+        return copies * (self.contribution_bytes if self.reduced and copies > 1 else self.bytes) - self.bytes
+
+
 # ---- columns of rectangles -------------------------------------------------------------------------
 
 
@@ -166,7 +187,7 @@ MAX_HALVED = 9
 def guillotine(
     extents: Sequence[int],
     cuttable: Sequence[bool],
-    arrays: Sequence[tuple[Collection[int], float]],
+    arrays: Sequence[Touched],
     num_devices: int,
 ) -> DeviceBoxes | None:
     """The boxes, by cutting in two in proportion to device counts again and again, that touch fewest bytes.
@@ -174,7 +195,7 @@ def guillotine(
     Args:
       extents: Extent of each label.
       cuttable: Whether each label may be cut.
-      arrays: The labels of each array touched, and its bytes.
+      arrays: The arrays that are touched.
       num_devices: Number of devices.
 
     Returns:
@@ -183,19 +204,35 @@ def guillotine(
     # Labels that the same arrays have cost the same to cut: the longest will do.
     classes: dict[tuple[bool, ...], int] = {}
     for label in sorted((i for i, n in enumerate(extents) if cuttable[i]), key=lambda i: -extents[i]):
-        classes.setdefault(tuple(label in labels for labels, _ in arrays), label)
+        classes.setdefault(tuple(label in array.labels for array in arrays), label)
     labels = sorted(label for shows, label in classes.items() if any(shows))
     # For a power of two the mesh has the even halves, which are nearly as good.
     if num_devices > MAX_HALVED or num_devices & (num_devices - 1) == 0 or not labels:
         return None
 
-    shown = [([i for i, label in enumerate(labels) if label in has], size) for has, size in arrays]
+    shown = [
+        (
+            [i for i, x in enumerate(labels) if x in a.labels],
+            [i for i, x in enumerate(labels) if x in a.reduced],
+            a,
+        )
+        for a in arrays
+    ]
+
+    def touched_bytes(shares: Shares) -> float:
+        """Bytes touched by a box with these shares of its labels."""
+        total = 0.0
+        for has, reduced, array in shown:
+            partial = any(shares[i] < 1 for i in reduced)
+            size = array.contribution_bytes if partial else array.bytes
+            total += size * math.prod([shares[i] for i in has])
+        return total
 
     @functools.cache
     def best(devices: int, shares: Shares) -> tuple[float, tuple[int, int] | None]:
         """Bytes touched by a box with these shares of its labels, cut for so many devices; its first cut."""
         if devices == 1:
-            return sum(size * math.prod([shares[i] for i in has]) for has, size in shown), None
+            return touched_bytes(shares), None
         least, choice = math.inf, None
         for position in range(len(labels)):
             for first in range(1, devices // 2 + 1):

@@ -17,7 +17,7 @@ class Held:
       name: How reports call it: the tree path of an argument, else the primitive that makes it, with its
         source line.
       kind: ``"argument"``, ``"result"``, ``"made"`` by a kernel, ``"exchanged"``: delivered by an exchange,
-        ``"scratch"`` of an exchange, or ``"repacked"`` for one kernel.
+        ``"scratch"`` of an exchange, what arrives before it is rounded too, or ``"repacked"`` for one kernel.
       bytes: Bytes on the device.
     """
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from einsummable_jax.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK, ArrayMap, DimMap, Graph, Operation
-from einsummable_jax.layout import Box
+from einsummable_jax.layout import Box, Monoid
+from einsummable_jax.search.admissible import monoids_of, reduction_labels
 from einsummable_jax.search.candidates import Candidates
 from einsummable_jax.search.cost import kernel_seconds
-from einsummable_jax.search.covers import Covers
+from einsummable_jax.search.covers import Covers, Touched
 from einsummable_jax.search.groups import Group
 from einsummable_jax.search.loads import loads_within, whole_load
+from einsummable_jax.search.partial import CarriedCalls
 from einsummable_jax.search.tile_layouts import touched_boxes
 from einsummable_jax.topology import Topology
 
@@ -28,6 +31,29 @@ TRANSCENDENTAL_FROM = 4
 """Operations per element from which on an element-wise operation counts as transcendental."""
 SPARSE_READS = frozenset({"gather", "dynamic_slice", SCAN_SLICE})
 """Operations that read no more of their first operand than they write."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _External:
+    """An array that a group reads or leaves.
+
+    Attributes:
+      mapped: Its map of the group's labels.
+      bound: A map that bounds what is touched of it, if there is one.
+      times: How often it counts.
+      itemsize: Bytes of an element of its tensor.
+      tensor: The tensor.
+      use: The number of the group's member, and the position of its operand; None: its results.
+      reduced: The group's labels that a result is aggregated over, with the monoids.
+    """
+
+    mapped: ArrayMap
+    bound: ArrayMap | None
+    times: float
+    itemsize: int
+    tensor: int
+    use: tuple[int, int | None]
+    reduced: Mapping[int, Monoid] = dataclasses.field(default_factory=dict)
 
 
 class KernelCost:
@@ -50,8 +76,16 @@ class KernelCost:
         # The candidates are kept beside what they key, so that their identity stays theirs.
         self._lengths: dict[tuple[int, DimMap], tuple[Candidates | Covers, np.ndarray]] = {}
 
-    def seconds(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
-        """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written."""
+    def seconds(
+        self, group: Group, candidates: Candidates | Covers, carried: CarriedCalls | None = None
+    ) -> np.ndarray:
+        """Seconds of a run for each candidate, floats ``[C]``; what it makes for itself is never written.
+
+        Args:
+          group: The group.
+          candidates: The ways to run it.
+          carried: Where these are on contributions: the ways whose candidates they are.
+        """
         operations = [self.graph.operations[m] for m in group.members]
         if all(op.primitive in FREE or self._is_folded(op) for op in operations):
             return np.zeros(len(candidates))
@@ -59,37 +93,43 @@ class KernelCost:
         flops = sum(op.spec.flops for op in operations) * share
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
         calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0
-        touched_bytes = self.touched_bytes(group, candidates)
+        touched_bytes = self.touched_bytes(group, candidates, carried)
         if self.topology.shared and any(map(_is_slow_loop, operations)):
             touched_bytes = SLOW_LOOPS * touched_bytes
         return kernel_seconds(flops, touched_bytes, rate, self.topology, calls)
 
-    def touched_bytes(self, group: Group, candidates: Candidates | Covers) -> np.ndarray:
+    def touched_bytes(
+        self, group: Group, candidates: Candidates | Covers, carried: CarriedCalls | None = None
+    ) -> np.ndarray:
         """Bytes that each device reads or leaves behind in all its calls, floats ``[C, p]``."""
         touched_bytes = np.zeros(candidates.bounds.shape[:2])
-        for volume, itemsize in self._external_volumes(group, candidates):
+        for array in self._external_arrays(group):
+            volume = self._volume(array.mapped, candidates)
+            if array.bound is not None:
+                volume = np.minimum(volume, self._volume(array.bound, candidates))
             if isinstance(candidates, Covers):
                 volume = (volume * candidates.present).sum(axis=-1)
-            touched_bytes += volume * itemsize
+            touched_bytes += array.times * volume * self._itemsizes(array, candidates, carried)
         return touched_bytes
 
-    def external_sizes(self, group: Group) -> list[tuple[tuple[int, ...], float]]:
-        """For each array a group reads or leaves: its labels, and the bytes that one call for all touches."""
+    def external_sizes(self, group: Group) -> list[Touched]:
+        """For each array a group reads or leaves, what one call for all touches of it."""
         space, sizes = Box.full(group.extents), []
-        for mapped, bound, times, itemsize in self._external_arrays(group):
-            labels = tuple(sorted({label for dim in mapped for label, _ in dim.terms}))
-            volumes = [
-                Box(tuple(d.interval(space) for d in m)).volume for m in (mapped, bound) if m is not None
-            ]
-            sizes.append((labels, float(times * itemsize * min(volumes))))
+        for array in self._external_arrays(group):
+            labels = tuple(sorted({label for dim in array.mapped for label, _ in dim.terms}))
+            maps = [m for m in (array.mapped, array.bound) if m is not None]
+            volumes = [Box(tuple(d.interval(space) for d in m)).volume for m in maps]
+            size = float(array.times * array.itemsize * min(volumes))
+            wide = self._contribution_itemsize(array, array.reduced.values()) / array.itemsize
+            sizes.append(Touched(labels, size, tuple(array.reduced), wide * size))
         return sizes
 
-    def _external_arrays(self, group: Group) -> list[tuple[ArrayMap, ArrayMap | None, float, int]]:
-        """Each array a group reads or leaves: its map, one that bounds it, how often it counts, itemsize."""
+    def _external_arrays(self, group: Group) -> list[_External]:
+        """Each array that a group reads or leaves."""
         tensors, inside = self.graph.tensors, set(group.members)
         made = {tensor for m in group.members for tensor in self.graph.operations[m].results}
-        found: dict[Hashable, tuple[ArrayMap, ArrayMap | None, float, int]] = {}
-        for member in group.members:
+        found: dict[Hashable, _External] = {}
+        for number, member in enumerate(group.members):
             op = self.graph.operations[member]
             results = [group.array_map(member, array_map) for array_map in op.spec.results]
             operands = [group.array_map(member, array_map) for array_map in op.spec.operands]
@@ -101,24 +141,35 @@ class KernelCost:
                         times = REPACKED
                     if op.primitive == SCAN_SLICE:
                         times = 1 / mapped[0].extent
-                    found[tensor, mapped] = mapped, bound, times, tensors[tensor].dtype.itemsize
-            for tensor, mapped in zip(op.results, results, strict=True):
+                    itemsize = tensors[tensor].dtype.itemsize
+                    found[tensor, mapped] = _External(
+                        mapped, bound, times, itemsize, tensor, (number, position)
+                    )
+            for position, (tensor, mapped) in enumerate(zip(op.results, results, strict=True)):
                 if tensor in self._outputs or not self._readers.get(tensor, set()) <= inside:
                     times = 1 / mapped[0].extent if op.primitive == SCAN_STACK else 1.0
-                    found[tensor] = mapped, None, times, tensors[tensor].dtype.itemsize
+                    kinds = monoids_of(group, member, op.spec)
+                    reduced = {x: kinds[x] for x in reduction_labels(group, member, op.spec, position)}
+                    itemsize, use = tensors[tensor].dtype.itemsize, (number, None)
+                    found[tensor] = _External(mapped, None, times, itemsize, tensor, use, reduced)
         return list(found.values())
 
-    def _external_volumes(
-        self, group: Group, candidates: Candidates | Covers
-    ) -> list[tuple[np.ndarray, int]]:
-        """Elements ``[C, p]`` (and calls) of each array the group reads or leaves, and its itemsize."""
-        volumes = []
-        for mapped, bound, times, itemsize in self._external_arrays(group):
-            volume = self._volume(mapped, candidates)
-            if bound is not None:
-                volume = np.minimum(volume, self._volume(bound, candidates))
-            volumes.append((times * volume, itemsize))
-        return volumes
+    def _itemsizes(
+        self, array: _External, candidates: Candidates | Covers, carried: CarriedCalls | None
+    ) -> np.ndarray | int:
+        """Bytes of an element, floats ``[C, 1]`` where contributions have other ones."""
+        monoids = [flow.monoid for flow in carried.flows] if carried else array.reduced.values()
+        wide = self._contribution_itemsize(array, monoids)
+        if wide == array.itemsize:
+            return array.itemsize
+        partial = carried.runs_on_parts(*array.use) if carried else np.zeros(len(candidates), bool)
+        for label in array.reduced:
+            partial = partial | _is_cut(candidates, label)
+        return np.where(partial, wide, array.itemsize)[:, None]
+
+    def _contribution_itemsize(self, array: _External, monoids: Iterable[Monoid]) -> int:
+        sizes = (self.graph.contribution_dtype(array.tensor, monoid).itemsize for monoid in monoids)
+        return max((array.itemsize, *sizes))
 
     def _volume(self, mapped: ArrayMap, candidates: Candidates | Covers) -> np.ndarray:
         volume = np.ones(candidates.bounds.shape[:-2])
@@ -149,6 +200,23 @@ class KernelCost:
         busiest = max(operations, key=lambda op: op.spec.flops)
         tensor = (*busiest.operands, *busiest.results)[0]
         return self.graph.tensors[tensor].dtype
+
+
+def contribution_itemsize(graph: Graph, operation: Operation, result: int, through: Iterable[Monoid]) -> int:
+    """Bytes of an element of contributions to a result: by its own reductions or ``through`` operands."""
+    own = (operation.spec.labels[label].monoid for label in operation.spec.reductions(result))
+    tensor = operation.results[result]
+    kinds = [monoid for monoid in (*own, *through) if monoid is not None]
+    sizes = [graph.contribution_dtype(tensor, monoid).itemsize for monoid in kinds]
+    return max([graph.tensors[tensor].dtype.itemsize, *sizes])
+
+
+def _is_cut(candidates: Candidates | Covers, label: int) -> np.ndarray:
+    """Where a label is cut, booleans ``[C]``."""
+    if isinstance(candidates, Candidates):
+        return candidates.parts[:, label] > 1
+    intervals = [{box[label] for boxes in cover for box in boxes} for cover in candidates.calls]
+    return np.array([len(found) > 1 for found in intervals], bool)
 
 
 def _is_slow_loop(operation: Operation) -> bool:

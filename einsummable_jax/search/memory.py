@@ -209,9 +209,14 @@ class _Liveness:
                 self.buffers["free", tensor, "sent"] = _Buffer(tensor, "made", held, begin, begin)
             held = self._bytes(self.plan.relations[tensor][exchange.delivers])
             self.buffers[tensor, exchange.delivers] = _Buffer(tensor, "exchanged", held, begin, begin)
-            if any(exchange.scratch_bytes):
-                held = np.array(exchange.scratch_bytes)
-                self.buffers["scratch", fetch.exchange] = _Buffer(tensor, "scratch", held, begin, begin)
+            scratch = np.array(exchange.scratch_bytes or (0,) * len(held))
+            if (source := exchange.demand.source).dtype != self.graph.tensors[tensor].dtype:
+                # Contributions in a wider type: so is what arrives, before it is rounded.
+                scratch += [
+                    sum(box.volume for box in needs) * source.itemsize for needs in exchange.demand.needs
+                ]
+            if scratch.any():
+                self.buffers["scratch", fetch.exchange] = _Buffer(tensor, "scratch", scratch, begin, begin)
         self._read(self._version(tensor, fetch.version), end, reader)
         if not fetch.version and self._stored(tensor) in self.free and reader is not None:
             self._make_for(tensor, reader, begin, end, loop is not None)

@@ -191,7 +191,7 @@ def _held_by_variable(model: Model, moment: Moment) -> Iterator[tuple[int, np.nd
     for (kind, tensor), weight in moment.items():
         endpoint = model.made(tensor)
         if kind == "made" and endpoint is not None:
-            yield endpoint.variable, weight * _most_bytes(endpoint, graph.tensors[tensor].dtype.itemsize)
+            yield endpoint.variable, weight * _most_bytes(endpoint, *model.itemsizes(tensor))
 
 
 def _boundary_bytes(model: Model, variable: int, tensor: int) -> np.ndarray:
@@ -213,9 +213,12 @@ def _held_by_pair(model: Model, moment: Moment) -> Iterator[tuple[int, int, np.n
             yield made.variable, used.variable, held[made.index][:, used.index]
 
 
-def _most_bytes(endpoint: Endpoint, itemsize: int) -> np.ndarray:
+def _most_bytes(endpoint: Endpoint, itemsize: int, of_contributions: int) -> np.ndarray:
     """Bytes that the fullest device holds, for each state of the endpoint's variable."""
-    return _fullest(endpoint)[endpoint.index] * itemsize
+    elements = _fullest(endpoint)
+    partial = np.zeros(len(elements), bool)
+    partial[: len(endpoint.layouts)] = endpoint.layouts.all_contributions > 1
+    return (elements * np.where(partial, of_contributions, itemsize))[endpoint.index]
 
 
 def _fullest(endpoint: Endpoint) -> np.ndarray:

@@ -36,7 +36,7 @@ from einsummable_jax.search.energy import EnergyBuilder
 from einsummable_jax.search.flows import FlowFrom, in_order, source_maps
 from einsummable_jax.search.group_variable import GroupVariable
 from einsummable_jax.search.groups import Group, make_groups
-from einsummable_jax.search.kernel_cost import KernelCost
+from einsummable_jax.search.kernel_cost import KernelCost, contribution_itemsize
 from einsummable_jax.search.makespan import Branch, makespan, minimise_makespan
 from einsummable_jax.search.partial import (
     CarriedCalls,
@@ -117,6 +117,7 @@ class Model:
         self.couplings: list[Coupling] = []
         self.branch_of: dict[int, Branch] = {}
         self._used: dict[int, list[Endpoint]] = {}
+        self._contribution_itemsize: dict[int, int] = {}
         self._memo: dict[Any, Any] = {}
         self._carries = {carry.operation: carry for loop in graph.loops for carry in loop.carries}
         self.groups = groups = make_groups(graph)
@@ -234,7 +235,10 @@ class Model:
         candidates, covers = self._candidates(group, devices, offered)
         carried = self._carried(group, flows)
         blocks = (candidates, covers, carried.candidates)
-        seconds = np.concatenate([self._kernel_cost.seconds(group, c) for c in blocks])
+        on_parts = (None, None, carried)
+        seconds = np.concatenate(
+            [self._kernel_cost.seconds(group, c, on) for c, on in zip(blocks, on_parts, strict=True)]
+        )
         is_even = np.concatenate([block.is_even for block in (candidates, covers, carried)])
         uneven = np.where(is_even, 0.0, TIE_BREAK * seconds + 0.01 * self.topology.kernel_s)
         trips = self.graph.trips(self.graph.loop_of_operation[group.members[0]])
@@ -250,11 +254,15 @@ class Model:
                 if tensor not in self.graph.literals:
                     layouts, index = self._layouts(choice, member, position)
                     self._used.setdefault(tensor, []).append(Endpoint(variable, layouts, index))
+            through = {flow.monoid for flow in carried.flows}
             for position, tensor in enumerate(operation.results):
                 layouts, index = self._layouts(choice, member, position, made=True)
+                itemsize = contribution_itemsize(self.graph, operation, position, through)
                 self._made[tensor] = Endpoint(variable, layouts, index)
+                self._contribution_itemsize[tensor] = itemsize
                 if member in self._carries:  # the last value stays in the layout of the carry
-                    self._made[self._carries[member].final] = self._made[tensor]
+                    final = self._carries[member].final
+                    self._made[final], self._contribution_itemsize[final] = self._made[tensor], itemsize
 
     def _add_carries(self) -> None:
         """What a step of a loop leaves is needed in the layout of the carry."""
@@ -421,11 +429,13 @@ class Model:
         self, made: Endpoint, used: Endpoint, tensor: int, way: PartsTable = forbid_moving_parts
     ) -> None:
         """Add the cost of getting a tensor from one layout to another; ``way`` says it for contributions."""
-        itemsize = self.graph.tensors[tensor].dtype.itemsize
+        itemsize, of_contributions = self.itemsizes(tensor)
         trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
-        key = ("exchange", id(made.layouts), id(used.layouts), itemsize, trips)
+        key = ("exchange", id(made.layouts), id(used.layouts), itemsize, of_contributions, trips)
         if key not in self._memo:
-            costs = exchange_table(made.layouts, used.layouts, itemsize, self.topology, self.objective)
+            costs = exchange_table(
+                made.layouts, used.layouts, itemsize, self.topology, self.objective, of_contributions
+            )
             self._memo[key] = trips * self._price(costs.seconds, costs.received_bytes)
         with_parts = (*key, way.__name__)
         if with_parts not in self._memo:
@@ -433,6 +443,11 @@ class Model:
             self._memo[with_parts] = way(table, made.layouts, used.layouts, forbidden)
         self.couplings.append(Coupling(tensor, made, used, self._memo[with_parts]))
         self.builder.couple(made.variable, used.variable, self._memo[with_parts], made.index, used.index)
+
+    def itemsizes(self, tensor: int) -> tuple[int, int]:
+        """Bytes of an element of a tensor, and of one of the contributions to it."""
+        itemsize: int = self.graph.tensors[tensor].dtype.itemsize
+        return itemsize, self._contribution_itemsize.get(tensor, itemsize)
 
     def _price(self, seconds: np.ndarray, received_bytes: np.ndarray | float = 0.0) -> np.ndarray:
         if self.objective == "time":

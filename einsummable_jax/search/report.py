@@ -255,11 +255,12 @@ def _device_bytes(plan: Plan, members: Sequence[int], device: int) -> int:
                 if tensor not in made:
                     read = op.spec.operand_box(position, box)
                     entries = read.shape[0] if op.primitive == SCAN_SLICE else 1
-                    touched[tensor, read] = read.volume * graph.tensors[tensor].dtype.itemsize // entries
+                    held = plan.relations[tensor][plan.fetches[m][position].version]
+                    touched[tensor, read] = read.volume * held.itemsize // entries
             for position, tensor in enumerate(op.results):
                 written = op.spec.result_box(position, box)
                 entries = written.shape[0] if op.primitive == SCAN_STACK else 1
-                touched[tensor, written] = written.volume * graph.tensors[tensor].dtype.itemsize // entries
+                touched[tensor, written] = written.volume * plan.relations[tensor][0].itemsize // entries
     return sum(touched.values())
 
 

@@ -126,7 +126,9 @@ def describe(graph: Graph) -> Iterator[str]:
         order = "backwards" if loop.reverse else "forwards"
         yield f"loop [{loop.start}, {loop.stop}) {loop.length} steps {order} in {loop.parent} | {carries}"
     yield "outputs " + " ".join(array(t) for t in graph.outputs)
-    yield f"state {list(graph.state)}"
+    yield f"state {list(graph.state)}" + (
+        "" if graph.wide_sums else ", sums of narrow floats in their own type"
+    )
 
 
 def _with_recomputed(lines: list[str], graph: Graph, recomputed: Sequence[Recomputation]) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from einsummable_jax.graph import Carry, Graph
@@ -49,7 +50,7 @@ class _Savings:
         self.readers = readers_of(graph, groups)
         self.outputs = frozenset(graph.outputs)
         self.carried = self._carried() if through_loops else {}
-        self.flows, _ = all_flows(graph, groups, order, self.carried)
+        self.flows, self.made = all_flows(graph, groups, order, self.carried)
         self.later: dict[int, float] = {}
         self._carries_left_by: dict[int, list[Carry]] = {}
         for carry in self.carries:
@@ -57,8 +58,14 @@ class _Savings:
                 self._carries_left_by.setdefault(carry.next, []).append(carry)
 
     def bytes_of(self, tensor: int) -> float:
-        """Bytes of a tensor, in all steps of the loops around it together."""
-        return self.graph.tensors[tensor].bytes * self.graph.trips(self.graph.loop_of_tensor[tensor])
+        """Bytes of a contribution to a tensor, in all steps of the loops around it together."""
+        trips = self.graph.trips(self.graph.loop_of_tensor[tensor])
+        return trips * self._contribution_bytes(tensor, self.made.get(tensor))
+
+    def _contribution_bytes(self, tensor: int, monoid: Monoid | None) -> int:
+        value = self.graph.tensors[tensor]
+        dtype = value.dtype if monoid is None else self.graph.contribution_dtype(tensor, monoid)
+        return math.prod(value.shape) * dtype.itemsize
 
     # ---- carries of loops ------------------------------------------------------------------------
 
@@ -95,9 +102,9 @@ class _Savings:
         carriers: dict[int, set[int]] = {}
         for number, found in enumerate(flows):
             for flow, tensors in found:
-                given = sum(self.graph.tensors[t].bytes for t in tensors)
-                left = sum(
-                    self.graph.tensors[t].bytes for t in reached(self.graph, self.groups[number], flow)
+                results = reached(self.graph, self.groups[number], flow)
+                given, left = (
+                    sum(self._contribution_bytes(t, flow.monoid) for t in side) for side in (tensors, results)
                 )
                 for tensor in tensors if self._pays(number, given, left) else ():
                     carriers.setdefault(tensor, set()).add(number)

@@ -56,6 +56,7 @@ def distribute(
     in_layouts: Any = ...,
     out_layouts: Any = ...,
     plan: Plan | str | os.PathLike[str] | None = ...,
+    wide_sums: bool = ...,
 ) -> Distributed: ...
 @overload
 def distribute(**options: Any) -> Callable[[Callable[..., Any]], Distributed]: ...
@@ -76,6 +77,7 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
     in_layouts: Any = None,
     out_layouts: Any = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    wide_sums: bool = True,
 ) -> Distributed | Callable[[Callable[..., Any]], Distributed]:
     """Run an ordinary JAX function on several devices, its parallel plan found by search.
 
@@ -132,6 +134,10 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
         Under `jax.vmap` and in the transposed part of a derivative nothing is fixed.
       plan: A plan to use instead of searching, or the path where `Plan.save` put it. It is for one program:
         arguments of other shapes, and derivatives of the distributed function, are refused.
+      wide_sums: Whether what devices contribute to a sum or product of floats of 16 or 8 bits is kept and
+        exchanged in float32, and rounded once, when it is complete. If False, it is kept and exchanged in the
+        type of the result: half the bytes, but each contribution is rounded, and may overflow. See
+        ``docs/numerics.md``.
 
     Returns:
       A function called like ``function``, or a decorator that makes one. It also has ``plan`` and ``place``,
@@ -165,6 +171,7 @@ def distribute(  # pyright: ignore[reportInconsistentOverload]  the second one h
         checked_flag("tiled_state", tiled_state),
         checked_memory_limit(memory_limit_bytes),
         None if plan is None else plan_text(plan),
+        checked_flag("wide_sums", wide_sums),
     )
     requests = Requests(signature.name, chosen, in_layouts, out_layouts)
     return Distributed(function, signature, options, requests, checked_flag("keep_unused", keep_unused))

@@ -39,6 +39,7 @@ class Options:
       tiled_state: Whether results that come back as arguments may stay in uneven tiles.
       memory_limit_bytes: The most that a device may hold; None: the memory of the machine's devices.
       plan: The plan to use, as JSON; None: one is searched for.
+      wide_sums: Whether contributions to narrow floats are exchanged in float32, see `Graph.wide_sums`.
     """
 
     devices: tuple[jax.Device, ...]
@@ -47,6 +48,7 @@ class Options:
     tiled_state: bool = False
     memory_limit_bytes: float | None = None
     plan: str | None = None
+    wide_sums: bool = True
 
     @functools.cached_property
     def of_search(self) -> tuple[tuple[str, Any], ...]:
@@ -168,6 +170,7 @@ def prepare(
     """
     began = time.perf_counter()
     graph = build_graph(jaxpr, list(names) or None, state, options.devices)
+    graph = dataclasses.replace(graph, wide_sums=options.wide_sums)
     values = {position: array.value for position, array in known}
     graphs = ways_to_stream(graph, None, values, Rates.of(options.topology), len(options.devices))
 

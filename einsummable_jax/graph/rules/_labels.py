@@ -50,6 +50,24 @@ def sums_alike(before: Any, after: Any) -> bool:
     return is_wider(before, after)
 
 
+def wraps_around(dtype: Any) -> bool:
+    """Whether arithmetic is modulo a power of two, and so exact whatever the order."""
+    return jnp.issubdtype(dtype, jnp.integer)
+
+
+def may_go_on(monoid: Monoid, dtype: Any) -> bool:
+    """Whether what is not complete may be aggregated further: not products of floats."""
+    return monoid is not Monoid.PROD or wraps_around(dtype)
+
+
+def shrinks(factor: Any) -> bool:
+    """Whether a known factor (a numpy scalar; None: not known) makes nothing larger, and nothing zero."""
+    if factor is None or not jnp.issubdtype(factor.dtype, jnp.inexact):
+        return False
+    most = abs(factor.real) + abs(factor.imag)
+    return bool(jnp.finfo(factor.dtype).tiny <= most <= 1)
+
+
 def is_wider(before: Any, after: Any) -> bool:
     """Whether the floating-point type ``after`` holds every value of ``before``."""
     old, new = jnp.finfo(before), jnp.finfo(after)

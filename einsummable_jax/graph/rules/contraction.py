@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from einsummable_jax.graph.rules._labels import identity, reduction, sums_alike
+from einsummable_jax.graph.rules._labels import identity, reduction, wraps_around
 from einsummable_jax.graph.rules.registry import OpContext, rule
 from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, linear
 from einsummable_jax.layout import Monoid
@@ -39,14 +39,14 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
     lhs_labels = _positions(lhs.ndim, [(lhs_batch, 0), (lhs_free, first[0]), (lhs_contract, first[2])])
     rhs_labels = _positions(rhs.ndim, [(rhs_batch, 0), (rhs_free, first[1]), (rhs_contract, first[2])])
 
-    def kernel(_: LocalCall, x: Any, y: Any) -> list[jax.Array]:
+    def kernel(call: LocalCall, x: Any, y: Any) -> list[jax.Array]:
         return [
             lax.dot_general(
                 x,
                 y,
                 (_contracted_in_order(x.shape, y.shape, lhs_contract, rhs_contract), (lhs_batch, rhs_batch)),
                 precision=context.params["precision"],
-                preferred_element_type=context.params["preferred_element_type"],
+                preferred_element_type=call.dtype(context.params["preferred_element_type"]),
             )
         ]
 
@@ -62,9 +62,10 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
 
 
 def _bilinear(context: OpContext) -> tuple[Commutes, ...]:
-    """Linear in each factor, unless integers wrap where the other type would not."""
+    """Integers that wrap alike are linear in each factor."""
     dtype = context.outputs[0].dtype
-    return tuple(linear(i) for i, x in enumerate(context.inputs) if sums_alike(x.dtype, dtype))
+    alike = (i for i, x in enumerate(context.inputs) if x.dtype == dtype and wraps_around(dtype))
+    return tuple(map(linear, alike))
 
 
 def _contracted_in_order(
@@ -125,7 +126,9 @@ def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
         return tuple(maps)
 
     def kernel(call: LocalCall, x: Any, w: Any) -> list[jax.Array]:
-        return context.bind(x, w, feature_group_count=call.sizes[group] if groups > 1 else 1)
+        changed = {"feature_group_count": call.sizes[group] if groups > 1 else 1}
+        dtype = call.dtype(context.params["preferred_element_type"])
+        return context.bind(x, w, preferred_element_type=dtype, **changed)
 
     return JoinAggSpec(
         labels=tuple(labels),

@@ -7,10 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from einsummable_jax.graph.rules._labels import identity, pass_through, sums_alike
+from einsummable_jax.graph.rules._labels import identity, pass_through, shrinks, sums_alike, wraps_around
 from einsummable_jax.graph.rules.registry import Aval, OpContext, register, rule
-from einsummable_jax.graph.spec import ArrayMap, Commutes, DimMap, JoinAggSpec, LocalCall, linear, moves
+from einsummable_jax.graph.spec import (
+    ArrayMap,
+    Commutes,
+    DimMap,
+    JoinAggSpec,
+    Kernel,
+    LocalCall,
+    linear,
+    moves,
+)
 from einsummable_jax.layout import Monoid
 
 TRANSCENDENTAL_FLOPS = 8
@@ -28,23 +38,29 @@ Commuting = Callable[[OpContext], Sequence[Commutes]]
 
 
 def elementwise_spec(
-    context: OpContext, flops_per_element: float, commutes: Sequence[Commutes] = ()
+    context: OpContext,
+    flops_per_element: float,
+    commutes: Sequence[Commutes] = (),
+    kernel: Kernel | None = None,
 ) -> JoinAggSpec | None:
-    """One label per result dimension, carried by all operands and results."""
+    """One label per result dimension, carried by all operands and results.
+
+    The kernel is the primitive, unless another one is given.
+    """
     result = context.outputs[0]
     if any(a.shape != result.shape for a in context.outputs):
         return None
     if any(a.ndim not in (0, result.ndim) for a in context.inputs):
         return None
 
-    def kernel(_: LocalCall, *operands: Any) -> list[jax.Array]:
+    def primitive(_: LocalCall, *operands: Any) -> list[jax.Array]:
         return context.bind(*operands)
 
     return JoinAggSpec(
         labels=pass_through(result.shape),
         operands=tuple(_operand_map(a, result) for a in context.inputs),
         results=tuple(identity(a.shape) for a in context.outputs),
-        kernel=kernel,
+        kernel=kernel or primitive,
         flops=flops_per_element * result.size,
         elementwise=True,
         commutes=tuple(commutes),
@@ -52,7 +68,10 @@ def elementwise_spec(
 
 
 def elementwise(
-    name: str, flops_per_element: float = 1, commutes: Commuting | Sequence[Commutes] = ()
+    name: str,
+    flops_per_element: float = 1,
+    commutes: Commuting | Sequence[Commutes] = (),
+    wants_constants: bool = False,
 ) -> None:
     """Register ``name`` as element-wise; operands may be scalars. ``commutes`` may depend on the equation."""
 
@@ -60,7 +79,7 @@ def elementwise(
         sets = commutes(context) if callable(commutes) else commutes
         return elementwise_spec(context, flops_per_element, sets)
 
-    register(name, spec, "all pass through")
+    register(name, spec, "all pass through", wants_constants)
 
 
 def _both(monoid: Monoid) -> tuple[Commutes, ...]:
@@ -68,9 +87,19 @@ def _both(monoid: Monoid) -> tuple[Commutes, ...]:
     return (Commutes(frozenset({0, 1}), monoid),)
 
 
+def _product(context: OpContext) -> Sequence[Commutes]:
+    """Of floats, by constants that make nothing larger."""
+    if wraps_around(context.outputs[0].dtype):
+        return [linear(0), linear(1), *_both(Monoid.PROD)]
+    return [linear(1 - i) for i, factor in enumerate(context.constants) if shrinks(factor)]
+
+
 def _quotient(context: OpContext) -> Sequence[Commutes]:
-    """Division of integers rounds."""
-    return [linear(0)] if jnp.issubdtype(context.outputs[0].dtype, jnp.inexact) else []
+    """By constants that make nothing larger. Integers round; complex numbers are multiplied on the way."""
+    divisor = context.constants[1]
+    if divisor is None or divisor == 0 or not jnp.issubdtype(divisor.dtype, jnp.floating):
+        return []
+    return [linear(0)] if shrinks(np.divide(1, divisor)) else []
 
 
 def _conversion(context: OpContext) -> Sequence[Commutes]:
@@ -88,24 +117,23 @@ elementwise("abs")
 elementwise("add", commutes=[linear(0, 1)])
 elementwise("add_any", commutes=[linear(0, 1)])
 elementwise("clamp")
-elementwise("div", commutes=_quotient)
+elementwise("div", commutes=_quotient, wants_constants=True)
 elementwise("integer_pow", 2)
 elementwise("max", commutes=_both(Monoid.MAX))
 elementwise("min", commutes=_both(Monoid.MIN))
-elementwise("mul", commutes=[linear(0), linear(1), *_both(Monoid.PROD)])
+elementwise("mul", commutes=_product, wants_constants=True)
 elementwise("mulhi")
 elementwise("neg", commutes=[linear(0)])
 elementwise("rem")
 elementwise("select_n", commutes=_cases)
 elementwise("sign")
 elementwise("square")
-elementwise("sub", commutes=[linear(0, 1)])
+elementwise("sub", commutes=[linear(0, 1, subtracted=[1])])
 
 # Rounding, types and parts of a number.
 elementwise("ceil")
 elementwise("complex", commutes=[linear(0, 1)])
 elementwise("conj", commutes=[linear(0)])
-elementwise("convert_element_type", commutes=_conversion)
 elementwise("copy", 0, commutes=[moves(0)])
 elementwise("floor")
 elementwise("imag", 0, commutes=[linear(0)])
@@ -188,3 +216,11 @@ elementwise("threefry2x32", SERIES_FLOPS)
 @rule("bitcast_convert_type", roles="all pass through; no rule where the element size changes")
 def _bitcast_convert_type(context: OpContext) -> JoinAggSpec | None:
     return elementwise_spec(context, 0) if context.inputs[0].shape == context.outputs[0].shape else None
+
+
+@rule("convert_element_type", roles="all pass through")
+def _convert_element_type(context: OpContext) -> JoinAggSpec | None:
+    def kernel(call: LocalCall, x: Any) -> list[jax.Array]:
+        return context.bind(x, new_dtype=call.dtype(context.params["new_dtype"]))
+
+    return elementwise_spec(context, 1, _conversion(context), kernel)

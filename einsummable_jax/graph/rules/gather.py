@@ -73,6 +73,11 @@ def _windows(context: OpContext) -> Windows:
     )
 
 
+def _monoid(result: Aval) -> Monoid:
+    """What adds up one element and nothing else."""
+    return Monoid.OR if result.dtype == np.bool_ else Monoid.SUM
+
+
 def _labels(windows: Windows, result: Aval) -> tuple[list[Label], dict[int, tuple[tuple[int, int], ...]]]:
     """Result dimension ``d`` is label ``d``; then a reduction per indexed point. Also the operand's terms."""
     terms: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -88,7 +93,7 @@ def _labels(windows: Windows, result: Aval) -> tuple[list[Label], dict[int, tupl
     labels = [
         Label(dim_name(d), n, role) for d, (n, role) in enumerate(zip(result.shape, roles, strict=True))
     ]
-    monoid = Monoid.OR if result.dtype == np.bool_ else Monoid.SUM
+    monoid = _monoid(result)
     for d in filter(windows.is_point, windows.index_map):
         terms[d] = ((len(labels), 1),)
         labels.append(Label(f"v{d}", windows.operand_shape[d], Role.REDUCTION, monoid))
@@ -98,10 +103,11 @@ def _labels(windows: Windows, result: Aval) -> tuple[list[Label], dict[int, tupl
 def _kernel(context: OpContext, windows: Windows, reductions: list[int]) -> Any:
     params = context.params
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    dtype = context.outputs[0].dtype
+    monoid = _monoid(context.outputs[0])
 
     def kernel(call: LocalCall, x: Any, indices: Any) -> list[jax.Array]:
-        indices = jnp.asarray(indices)
+        indices, x = jnp.asarray(indices), call.widened(x)
+        nothing = jnp.asarray(monoid.identity(x.dtype))
         clamped = clamp_indices(indices, windows.last_starts())
         source, result = call.operands[0], call.results[0]
         local, held = localised(windows, clamped, source.starts, source.shape)
@@ -111,12 +117,12 @@ def _kernel(context: OpContext, windows: Windows, reductions: list[int]) -> Any:
         if held is None:
             return context.bind(x, indices, slice_sizes=tuple(sizes))
         points = lax.gather(x, local, params["dimension_numbers"], sizes, mode=lax.GatherScatterMode.CLIP)
-        out = jnp.where(spread(held, windows), points, jnp.zeros((), dtype))
+        out = jnp.where(spread(held, windows), points, nothing)
         if fills:
             # A window out of bounds is filled once: by the call that holds the first point of each reduction.
-            outside = jnp.asarray(params["fill_value"], dtype)
+            outside = jnp.asarray(params["fill_value"], context.outputs[0].dtype).astype(x.dtype)
             is_first = jnp.stack([jnp.int32(call.starts[label]) == 0 for label in reductions]).all()
-            outside = jnp.where(is_first, outside, jnp.zeros((), dtype))
+            outside = jnp.where(is_first, outside, nothing)
             out = jnp.where(spread(in_bounds(indices, windows.last_starts()), windows), out, outside)
         return [out]
 

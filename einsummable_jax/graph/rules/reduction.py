@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from einsummable_jax.graph.rules._labels import dim_name, identity, pass_through, reduction
+from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, pass_through, reduction
 from einsummable_jax.graph.rules.registry import OpContext, register, rule
 from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall
 from einsummable_jax.layout import Monoid
@@ -22,8 +22,8 @@ def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
     labels += [reduction(f"r{dim_name(d)}", operand.shape[d], monoid) for d in reduced]
     order = [*kept, *reduced]
 
-    def kernel(_: LocalCall, x: Any) -> list[jax.Array]:
-        return context.bind(x)
+    def kernel(call: LocalCall, x: Any) -> list[jax.Array]:
+        return context.bind(call.widened(x))
 
     return JoinAggSpec(
         labels=tuple(labels),
@@ -37,8 +37,10 @@ def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
 
 def _itself(context: OpContext, monoid: Monoid | None) -> tuple[Commutes, ...]:
     """An aggregation by a monoid commutes with another one by the same, in one type."""
-    one_type = context.inputs[0].dtype == context.outputs[0].dtype
-    return (Commutes(frozenset({0}), monoid),) if monoid is not None and one_type else ()
+    dtype = context.outputs[0].dtype
+    if monoid is None or context.inputs[0].dtype != dtype:
+        return ()
+    return (Commutes(frozenset({0}), monoid),) if may_go_on(monoid, dtype) else ()
 
 
 def _reduces(name: str, monoid: Monoid) -> None:

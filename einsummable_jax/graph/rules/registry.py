@@ -44,12 +44,15 @@ class OpContext:
       params: The equation's parameters.
       inputs: Shape and dtype of each operand.
       outputs: Shape and dtype of each result.
+      constants: For each operand, if the rule asked for it, the number that all its elements are known to be,
+        a numpy scalar; None if that is not known.
     """
 
     primitive: Primitive
     params: Mapping[str, Any]
     inputs: tuple[Aval, ...]
     outputs: tuple[Aval, ...]
+    constants: tuple[Any, ...] = ()
 
     def bind(self, *operands: Any, **changed: Any) -> list[jax.Array]:
         """The primitive on ``operands``, with its own parameters except those ``changed``, as a list.
@@ -71,16 +74,24 @@ class Registration:
 
     rule: Rule
     roles: str
+    wants_constants: bool = False
 
 
 _RULES: dict[str, Registration] = {}
 
 
-def register(name: str, rule_function: Rule, roles: str) -> None:
-    """Make ``rule_function`` the rule of the primitive called ``name``; ``roles`` says what may be cut."""
+def register(name: str, rule_function: Rule, roles: str, wants_constants: bool = False) -> None:
+    """Make ``rule_function`` the rule of the primitive called ``name``.
+
+    Args:
+      name: The primitive.
+      rule_function: Its rule.
+      roles: What may be cut, in words.
+      wants_constants: Whether the rule looks at `OpContext.constants`.
+    """
     if name in _RULES:
         raise ValueError(f"primitive {name!r} has a rule already")
-    _RULES[name] = Registration(rule_function, roles)
+    _RULES[name] = Registration(rule_function, roles, wants_constants)
 
 
 def rule(*names: str, roles: str) -> Callable[[Rule], Rule]:
@@ -127,7 +138,11 @@ def replicated_spec(context: OpContext) -> JoinAggSpec:
 
 
 def spec_for(
-    primitive: Primitive, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
+    primitive: Primitive,
+    params: Mapping[str, Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    constant: Callable[[int], Any] = lambda _: None,
 ) -> JoinAggSpec:
     """The join-agg spec of one equation.
 
@@ -136,6 +151,7 @@ def spec_for(
       params: The equation's parameters.
       inputs: An object with ``shape`` and ``dtype`` per operand.
       outputs: The same per result.
+      constant: For an operand's position, the number that all its elements are known to be, or None.
 
     Returns:
       The spec by the primitive's rule; :func:`replicated_spec` where there is none, where the rule does not
@@ -147,8 +163,11 @@ def spec_for(
     context = OpContext(primitive, params, ins, outs)
     if registration is None or not all(isinstance(a.dtype, np.dtype) for a in (*ins, *outs)):
         return replicated_spec(context)
+    if registration.wants_constants:
+        context = dataclasses.replace(context, constants=tuple(map(constant, range(len(ins)))))
+    numbers = tuple(None if value is None else value.tobytes() for value in context.constants)
     try:
-        return _cached_spec(_Key(context, (primitive.name, _params_key(params), ins, outs)))
+        return _cached_spec(_Key(context, (primitive.name, _params_key(params), ins, outs, numbers)))
     except TypeError as error:
         if "unhashable" not in str(error):
             raise

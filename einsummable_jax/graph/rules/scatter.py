@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from einsummable_jax.graph.rules._labels import dim_name, identity, reduction
+from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, reduction
 from einsummable_jax.graph.rules._windows import (
     HANDLED_MODES,
     Windows,
@@ -58,7 +58,9 @@ def scatter_spec(context: OpContext, scatter: ScatterFunction, monoid: Monoid | 
 def _commutes(context: OpContext, monoid: Monoid | None) -> tuple[Commutes, ...]:
     """Operand and updates together, unless it is open which of several updates of one element wins."""
     if monoid is not None:
-        return (Commutes(frozenset({0, 2}), monoid),)
+        subtracted = {2} if context.primitive.name == "scatter-sub" else ()
+        together = Commutes(frozenset({0, 2}), monoid, frozenset(subtracted))
+        return (together,) if may_go_on(monoid, context.outputs[0].dtype) else ()
     return (moves(0, 2),) if context.params["unique_indices"] else ()
 
 
@@ -118,10 +120,9 @@ def _kernel(
     context: OpContext, windows: Windows, scatter: ScatterFunction, monoid: Monoid | None, reductions: range
 ) -> Any:
     mode = context.params["mode"]
-    dtype = context.outputs[0].dtype
 
     def kernel(call: LocalCall, x: Any, indices: Any, updates: Any) -> list[jax.Array]:
-        indices, x = jnp.asarray(indices), jnp.asarray(x)
+        indices, x, updates = jnp.asarray(indices), call.widened(jnp.asarray(x)), call.widened(updates)
         clamped = clamp_indices(indices, windows.last_starts())
         local, held = localised(windows, clamped, call.results[0].starts, call.results[0].shape)
         options = {key: context.params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
@@ -135,7 +136,7 @@ def _kernel(
             # The operand is one more contribution, made by the call with the first update of each reduction.
             for start in (call.starts[label] for label in reductions):
                 if not (isinstance(start, int) and start == 0):
-                    x = jnp.where(jnp.int32(start) == 0, x, monoid.identity(dtype))
+                    x = jnp.where(jnp.int32(start) == 0, x, monoid.identity(x.dtype))
         return [scatter(x, indices, updates, context.params["dimension_numbers"], **options)]
 
     return kernel

@@ -111,7 +111,7 @@ class TileKernel:
                 sizes[inner], starts[inner] = array.shape[dim], array.starts[dim]
         if 0 in sizes:
             return [
-                jnp.full(array.shape, sink.monoid.identity(sink.dtype), sink.dtype)
+                jnp.full(array.shape, sink.monoid.of_nothing(sink.dtype), sink.dtype)
                 for array, sink in zip(call.results, self.sinks, strict=True)
             ]
         with jax.named_scope(STREAMED):
@@ -181,7 +181,7 @@ class _Sweep:
     def run(self) -> list[jax.Array]:
         """The aggregates over all tiles."""
         buffers = [
-            jnp.full(array.shape, sink.monoid.identity(sink.dtype), sink.dtype)
+            jnp.full(array.shape, sink.monoid.of_nothing(sink.dtype), sink.dtype)
             for sink, array in self.results.items()
         ]
         for kinds in itertools.product(*(self._kinds(label) for label in self.outer)):
@@ -260,7 +260,7 @@ class _Sweep:
         return [
             jnp.full(
                 _shape(sink.dims, self.graph.operations[sink.operation].spec.results[0], sizes),
-                sink.monoid.identity(sink.dtype),
+                sink.monoid.of_nothing(sink.dtype),
                 sink.dtype,
             )
             for sink in self.rows

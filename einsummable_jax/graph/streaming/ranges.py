@@ -176,7 +176,7 @@ def _side_by_side(
 
     def nothing(length: int) -> list[jax.Array]:
         shape = [length if d == dim else n for d, n in enumerate(found[0].shape)]
-        return [jnp.full(shape, sink.monoid.identity(sink.dtype), sink.dtype)] if length else []
+        return [jnp.full(shape, sink.monoid.of_nothing(sink.dtype), sink.dtype)] if length else []
 
     pieces: list[jax.Array] = []
     at = 0

@@ -1,8 +1,9 @@
-"""Sums of 16-bit numbers, left in float32 until they are complete.
+"""Sums of narrow floats that tiles contribute to, left in float32 until they are complete.
 
-XLA on one device rounds such a sum once, when it is done. What tiles, passes and devices contribute to one is
-therefore kept and exchanged in float32, and rounded after it was aggregated; a gradient that needs it exactly
-(``sum_h do[s, h] o[s, h]``, see `row_products`) reads it before it is rounded.
+What devices contribute to one is float32 anyway (see `Monoid.contribution_dtype`). What tiles and passes make
+is, too, and here these sums are tensors in float32 with a conversion behind them: a gradient that needs one
+exactly (``sum_h do[s, h] o[s, h]``, see `row_products`) reads it before it is rounded, and so does what puts
+several passes together (see `merging`).
 
 Products within a tile that are converted to float32 at once are not rounded before: a gradient takes the
 mean ``sum_t p[s, t] dp[s, t]`` off each ``dp[s, t]``, and where rows see little almost all of it cancels out,
@@ -11,21 +12,22 @@ but for the rounding of only one of the two.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from einsummable_jax.graph.graph import Graph, Operation
 from einsummable_jax.graph.streaming.regions import Region
 from einsummable_jax.graph.streaming.replace import Replacement, replaced
 from einsummable_jax.graph.streaming.visibility import whole_call
+from einsummable_jax.layout import wide_dtype
 
 _MOVES = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
-_LOW_PRECISION = (jnp.bfloat16, jnp.float16)
+_SUMS = frozenset({"dot_general", "reduce_sum"})
 
 
 def with_wide_sums(graph: Graph, regions: Sequence[Region]) -> Graph | None:
@@ -34,7 +36,7 @@ def with_wide_sums(graph: Graph, regions: Sequence[Region]) -> Graph | None:
     for sink in (sink for region in regions for sink in region.sinks):
         op = graph.operations[sink]
         dtype = graph.tensors[op.results[0]].dtype
-        if op.primitive in _WIDE and any(dtype == low for low in _LOW_PRECISION):
+        if op.primitive in _SUMS and wide_dtype(dtype) != dtype:
             instead[sink] = Replacement(functools.partial(_rounded, op, dtype), op.operands)
     return replaced(graph, instead)
 
@@ -63,37 +65,28 @@ def _unrounded_products(graph: Graph, regions: Sequence[Region]) -> dict[int, Re
     instead = {}
     for index in (index for region in regions for index in region.members):
         op = graph.operations[index]
-        low = any(graph.tensors[op.results[0]].dtype == dtype for dtype in _LOW_PRECISION)
-        if op.primitive == "dot_general" and low and (found := conversion_of(index)):
+        dtype = graph.tensors[op.results[0]].dtype
+        narrow = wide_dtype(dtype) != dtype
+        if op.primitive == "dot_general" and narrow and (found := conversion_of(index)):
             conversion, moves = found
             instead[conversion] = Replacement(functools.partial(_moved_contraction, op, moves), op.operands)
     return instead
 
 
 def _moved_contraction(op: Operation, moves: Sequence[Operation], x: jax.Array, y: jax.Array) -> jax.Array:
-    value = _wide_contraction(op, x, y)
+    value = _whole(op, x, y, dtypes=(jnp.dtype(jnp.float32),))
     for move in moves:
-        extents = [label.extent for label in move.spec.labels]
-        (value,) = move.spec.kernel(whole_call(move.spec.operands, move.spec.results, extents), value)
+        value = _whole(move, value)
     return value
 
 
 def _rounded(op: Operation, dtype: Any, *operands: jax.Array) -> jax.Array:
-    return _WIDE[op.primitive](op, *operands).astype(dtype)
+    return _whole(op, *operands, dtypes=(wide_dtype(dtype),)).astype(dtype)
 
 
-def _wide_contraction(op: Operation, x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.dot_general(
-        x,
-        y,
-        op.params["dimension_numbers"],
-        precision=op.params["precision"],
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _wide_sum(op: Operation, x: jax.Array) -> jax.Array:
-    return lax.reduce_sum(x.astype(jnp.float32), op.params["axes"])
-
-
-_WIDE: dict[str, Callable[..., jax.Array]] = {"dot_general": _wide_contraction, "reduce_sum": _wide_sum}
+def _whole(op: Operation, *operands: jax.Array, dtypes: tuple[Any, ...] | None = None) -> jax.Array:
+    """The result of an operation on whole operands, in a wider type than its own if one is given."""
+    spec = op.spec
+    call = whole_call(spec.operands, spec.results, [label.extent for label in spec.labels])
+    (value,) = spec.kernel(dataclasses.replace(call, dtypes=dtypes), *operands)
+    return value
