@@ -22,16 +22,19 @@ class Program:
       function: The function.
       arguments: Shapes and dtypes.
       min_bytes: Least size of what is streamed; None: as for a user's function.
+      wide_sums: Whether contributions to 16-bit floats are exchanged in float32.
     """
 
     function: Callable[..., Any]
     arguments: tuple[jax.ShapeDtypeStruct, ...]
     min_bytes: int | None = None
+    wide_sums: bool = True
 
     @functools.cached_property
     def graph(self) -> Graph:
         """Its operations."""
-        return stream(build_graph(jax.make_jaxpr(self.function)(*self.arguments)), self.min_bytes)
+        graph = build_graph(jax.make_jaxpr(self.function)(*self.arguments))
+        return stream(dataclasses.replace(graph, wide_sums=self.wide_sums), self.min_bytes)
 
 
 def _program(function: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Program:
@@ -43,9 +46,9 @@ def _streamed(program: Program) -> Program:
     return dataclasses.replace(program, min_bytes=1)
 
 
-def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16) -> Program:
+def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16, wide_sums: bool = True) -> Program:
     """``[m, k] @ [k, n]``."""
-    return _program(jnp.matmul, dtype, (m, k), (k, n))
+    return dataclasses.replace(_program(jnp.matmul, dtype, (m, k), (k, n)), wide_sums=wide_sums)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import numpy as np
 from einsummable_jax.graph import Graph, JoinAggSpec, Operation
 from einsummable_jax.graph.streaming import STREAMED
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
+from einsummable_jax.search.kernel_cost import contribution_itemsize
 
 DeviceBoxes = tuple[Box, ...]
 """The box of each device."""
@@ -165,6 +166,7 @@ class _Problem:
         self.variables: list[Sequence[DeviceBoxes]] = []
         self.made: dict[int, _End] = {}
         self.used: dict[int, list[_End]] = {}
+        self.of_contributions: dict[int, int] = {}
         for tensor, layouts in zip(graph.inputs, inputs, strict=True):
             self.made[tensor] = self._end(layouts)
         for operation in graph.operations:
@@ -186,11 +188,14 @@ class _Problem:
             made = [tuple(spec.result_box(position, b) for b in boxes) for boxes in states]
             parts = [_part_numbers(spec, boxes, position) for boxes in states]
             self.made[tensor] = _End(variable, made, parts if spec.reductions(position) else None)
+            self.of_contributions[tensor] = contribution_itemsize(self.graph, operation, position, ())
 
     def factors(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """For each tensor that may be moved, bytes received over the states of its maker and its users."""
         return [
-            _factor(made, uses, self.graph.tensors[tensor].dtype.itemsize)
+            _factor(
+                made, uses, self.graph.tensors[tensor].dtype.itemsize, self.of_contributions.get(tensor, 0)
+            )
             for tensor, made in self.made.items()
             for uses in _apart(self.used.get(tensor, ()))
         ]
@@ -221,7 +226,9 @@ def _hull(boxes: Iterable[Box]) -> Box:
     return Box(tuple((min(a for a, _ in dim), max(b for _, b in dim)) for dim in bounds))
 
 
-def _factor(made: _End, uses: Sequence[_End], itemsize: int) -> tuple[tuple[int, ...], np.ndarray]:
+def _factor(
+    made: _End, uses: Sequence[_End], itemsize: int, of_contributions: int
+) -> tuple[tuple[int, ...], np.ndarray]:
     """The variables of one tensor's maker and users, and bytes received over their states."""
     variables = list(dict.fromkeys([made.variable, *(use.variable for use in uses)]))
     ends = list({(end.variable, tuple(end.boxes)): end for end in uses}.values())
@@ -239,11 +246,13 @@ def _factor(made: _End, uses: Sequence[_End], itemsize: int) -> tuple[tuple[int,
     for size in range(1, len(needs) + 1):
         for some in itertools.combinations(needs, size):
             table -= (-1) ** size * (_common_volume(some) - _common_volume([*some, held]))
+    table *= itemsize
     if made.parts is not None:
         contributions = np.array([len(set(numbers)) for numbers in made.parts])
         for state in np.flatnonzero(contributions > 1):
-            table[state] = _aggregated(held[state], int(contributions[state]), needs, table[state].shape)
-    return tuple(variables), table * itemsize
+            elements = _aggregated(held[state], int(contributions[state]), needs, table[state].shape)
+            table[state] = elements * of_contributions
+    return tuple(variables), table
 
 
 def _common_volume(boxes: Sequence[np.ndarray]) -> np.ndarray:
