@@ -25,7 +25,7 @@ class Call:
     Attributes:
       leaves: The dynamic arguments, flattened.
       tree: The tree of ``(dynamic positional arguments, dynamic keyword arguments)``.
-      static: Static arguments as ``(position or name, value)``.
+      static: Static arguments by position or name.
       positional: Number of positional arguments, static ones included.
       given: The dynamic arguments as they came, ``(args, kwargs)``; None in a call that is kept, which must
         not keep them alive. Nothing here makes trees of leaves that are no arrays: the constructors of users'
@@ -34,19 +34,20 @@ class Call:
 
     leaves: list[Any]
     tree: Any
-    static: tuple[tuple[int | str, Hashable], ...]
+    static: dict[int | str, Hashable]
     positional: int
     given: Any = None
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """All but the leaves, hashable."""
-        return (self.tree, self.static, self.positional)
+        """All but the leaves, hashable. As for `jax.jit`, static values are equal if their types are too."""
+        static = tuple([(where, type(value), value) for where, value in self.static.items()])
+        return (self.tree, static, self.positional)
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's ``(args, kwargs)`` with its leaves replaced."""
         dynamic, kwargs = jax.tree_util.tree_unflatten(self.tree, leaves)
-        static = dict(self.static)
+        static = self.static
         rest = iter(dynamic)
         args = tuple(static[i] if i in static else next(rest) for i in range(self.positional))
         named = {name: value for name, value in static.items() if isinstance(name, str)}
@@ -93,12 +94,12 @@ class Signature:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Set static arguments apart and flatten the others."""
-        static: list[tuple[int | str, Hashable]] = []
+        static: dict[int | str, Hashable] = {}
         if self._static.numbers or self._static.names:
             numbers = self._static.positions(len(args))
-            static += [(i, args[i]) for i in sorted(numbers)]
-            static += [(name, kwargs[name]) for name in sorted(kwargs) if name in self._static.names]
-            for where, value in static:
+            static.update((i, args[i]) for i in sorted(numbers))
+            static.update((name, kwargs[name]) for name in sorted(kwargs) if name in self._static.names)
+            for where, value in static.items():
                 self._check_hashable(where, value)
             args_left = tuple(arg for i, arg in enumerate(args) if i not in numbers)
             kwargs = {name: value for name, value in kwargs.items() if name not in self._static.names}
@@ -106,7 +107,7 @@ class Signature:
             args_left = args
         given = (args_left, kwargs)
         leaves, tree = flatten(given)
-        return Call(leaves, tree, tuple(static), len(args), given)
+        return Call(leaves, tree, static, len(args), given)
 
     def _check_hashable(self, where: int | str, value: Any) -> None:
         try:

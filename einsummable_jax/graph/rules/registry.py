@@ -196,14 +196,16 @@ class _Key:
 
 
 def _params_key(params: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    # Numbers go in by type and text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     return tuple(
-        (name, type(value).__name__, repr(value))
-        if isinstance(value, int | float | complex)
-        else (name, value)
-        for name, value in sorted(params.items())
-        if name not in _PLAN_DECIDES
+        (name, _exactly(value)) for name, value in sorted(params.items()) if name not in _PLAN_DECIDES
     )
+
+
+def _exactly(value: Any) -> Hashable:
+    """A key for ``value``, of numbers their type and text: 1, 1.0 and True are equal, as are 0.0 and -0.0."""
+    if isinstance(value, int | float | complex | np.generic):
+        return (type(value), repr(value))
+    return (tuple, *map(_exactly, value)) if isinstance(value, tuple) else value
 
 
 def _avals(values: Sequence[Any]) -> tuple[Aval, ...]:
