@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from einsummable_jax._compat import core
+from einsummable_jax._compat import core, weakly_typed
 from einsummable_jax.layout import Box, TiledLayout
 from einsummable_jax.lowering import named_sharding, refined_mesh
 
@@ -82,7 +82,8 @@ class TiledArray:
             jax.device_put(_row(whole, layout, rank, np)[None], device) for rank, device in enumerate(devices)
         ]
         stacked = jax.make_array_from_single_device_arrays(layout.stacked_shape, sharding, shards)
-        return cls(stacked, layout, whole.shape)
+        weak = getattr(array, "weak_type", False)
+        return cls(weakly_typed(stacked) if weak else stacked, layout, whole.shape)
 
     def to_array(self) -> jax.Array:
         """The whole array, on every device that holds a part of this one."""
@@ -118,6 +119,11 @@ class TiledArray:
     def dtype(self) -> Any:
         """Dtype of the elements."""
         return self.stacked.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the dtype gives way to that of other operands, as a Python scalar's does."""
+        return getattr(self.stacked, "weak_type", False)
 
     @property
     def ndim(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, use_abstract_mesh
 
-from einsummable_jax._compat import empty_abstract_mesh
+from einsummable_jax._compat import empty_abstract_mesh, own_settings
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.lowering.crossing import named_sharding, partition_spec, refined_mesh, shard_shape
 from einsummable_jax.lowering.emit import Exchanges, emit, first_token, new_exchange_ids
@@ -111,7 +111,8 @@ class Lowerable:
         )
 
         def under_no_mesh(*inputs: Any) -> list[Any]:
-            with use_abstract_mesh(empty_abstract_mesh):  # the caller's `jax.set_mesh` is of another mesh
+            # The caller's `jax.set_mesh` is of another mesh.
+            with use_abstract_mesh(empty_abstract_mesh), own_settings():
                 return program(*inputs)
 
         return under_no_mesh
@@ -144,6 +145,7 @@ class Lowerable:
         names = tuple(self.exchange_names[step.exchange] for step in program.exchanges())
 
         def alone(*inputs: Any) -> list[Any]:
-            return branch(self._token(inputs), *inputs)
+            with own_settings():
+                return branch(self._token(inputs), *inputs)
 
         return DeviceProgram(device, program, names, jax.make_jaxpr(alone)(*shards))

@@ -76,6 +76,16 @@ def test_keys_are_cut(num_devices, keys):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_checks_that_users_set_are_not_for_what_puts_parts_together(num_devices):
+    args = draw(200)
+    function = lambda q, k, v: attention(q, k, v, None)  # noqa: E731
+    distributed = distribute(function, devices=jax.devices()[:num_devices])
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        assert ways_of_keys(distributed.plan(*args))
+        np.testing.assert_allclose(distributed(*args), jax.jit(function)(*args), rtol=2e-5, atol=2e-5)
+
+
 def test_chosen_where_queries_are_few():
     """By the search itself: 128 queries and 16 heads against a cache of 65,536 keys; not for long queries."""
 

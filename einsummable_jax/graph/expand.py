@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
+from einsummable_jax._compat import cache
 from einsummable_jax.layout import Monoid
 
 
@@ -119,7 +120,7 @@ def _function(name: str, params: Mapping[str, Any]) -> Callable[..., list[jax.Ar
     return _SHORT_SCANS.get(params["length"]) if name == "scan" else _EXPANSIONS.get(name)
 
 
-@functools.lru_cache(maxsize=4096)
+@cache(4096)
 def _expanded(
     function: Callable[..., list[jax.Array]],
     params: tuple[tuple[str, Any], ...],

@@ -203,7 +203,7 @@ def abstract(leaf: Any, name: str, function: str) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     if isinstance(leaf, TiledArray):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     where = f"distribute({function}): argument {name}"
     try:
         aval = jax.typeof(leaf)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from einsummable_jax._compat import core, fun_sourceinfo, pe, save_wrapped_fun_debug_info
+from einsummable_jax._compat import (
+    core,
+    eval_context,
+    fun_sourceinfo,
+    is_jit_disabled,
+    is_tracing,
+    pe,
+    save_wrapped_fun_debug_info,
+    trace_context,
+)
 from einsummable_jax.layout import Layout, MeshLayout
 from einsummable_jax.search import Plan
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.arguments import Call, Signature, abstract
 from einsummable_jax.transform.known import known_values
-from einsummable_jax.transform.launch import Executable, check_not_called_back
+from einsummable_jax.transform.launch import Executable, check_not_called_back, weak_types
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
 from einsummable_jax.transform.method import DistributedMethod
 from einsummable_jax.transform.planner import Options, prepare
@@ -29,7 +38,7 @@ from einsummable_jax.transform.transfers import Transfers
 
 
 class Distributed:
-    """A function that runs on all devices, planned once per tree, shapes, dtypes and static values.
+    """A function that runs on all devices, planned once per tree, shapes, dtypes, statics and JAX settings.
 
     Made by :func:`distribute`. Calling it works like calling a `jax.jit` function; results are ordinary
     `jax.Array` s in the plan's layout (with ``tiled_state`` some may be `TiledArray` s). Under `jax.jit`,
@@ -61,10 +70,13 @@ class Distributed:
         return f"<distribute({self._signature.name}) on {len(self._options.devices)} devices>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on all devices; under a JAX transformation, become part of what is traced."""
+        """Run on all devices; where JAX traces something, become part of it, as `jax.jit` does."""
         check_not_called_back(self._signature.name)
         call = self._signature.call(args, kwargs)
-        if any([isinstance(leaf, core.Tracer) for leaf in call.leaves]):
+        if is_jit_disabled():
+            return self._run_undistributed(call)
+        # Concrete arguments do not tell: a closure called within `jit` is part of that program too.
+        if is_tracing() or any([isinstance(leaf, core.Tracer) for leaf in call.leaves]):
             return self._bind(call)
         traced = self._traced(call)
         if traced.program.closes_over_tracers:
@@ -109,16 +121,25 @@ class Distributed:
     def place(self, *args: Any, **kwargs: Any) -> Any:
         """Put arguments in the plan's layout, once, so that calls in a loop need not move them.
 
+        Values that are being traced are nowhere yet, and stay as they are.
+
         Returns:
           The positional arguments as a tuple, in place; ``(args, kwargs)`` if keyword arguments were given.
         """
         call = self._signature.call(args, kwargs)
-        args, named = call.arguments(self._traced(call).place(call.leaves)[0])
+        traced = self._traced(call)
+        first = len(traced.program.constants)
+        with eval_context():
+            placed = [
+                leaf if isinstance(leaf, core.Tracer) else traced.executable.placed(first + number, leaf)
+                for number, leaf in enumerate(call.leaves)
+            ]
+        args, named = call.arguments(placed)
         return (args, named) if kwargs else args
 
     def _traced(self, call: Call) -> Traced:
         """The planned function for a call's structure and shapes, from the cache if it is there."""
-        key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]), context_mesh())
+        key = (call.structure, tuple([_aval(leaf) for leaf in call.leaves]), trace_context(), context_mesh())
         found = self._cache.get(key)
         if found is None:
             with self._lock:
@@ -137,7 +158,8 @@ class Distributed:
             structs = [
                 abstract(x, name, self._signature.name) for x, name in zip(call.leaves, names, strict=True)
             ]
-            key = (call.structure, tuple((s.shape, s.dtype, s.weak_type) for s in structs), context_mesh())
+            types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
+            key = (call.structure, types, trace_context(), context_mesh())
             found = self._programs.get(key)
             if found is None:
                 found = self._trace(dataclasses.replace(call, leaves=structs), names)
@@ -214,8 +236,8 @@ class Distributed:
             [fixed and fixed.sharding for fixed in side]
             for side in (program.fixed_inputs, program.fixed_outputs)
         )
-        name = f"distribute({program.name})"
-        executable = Executable(lowerable, donated, given_in, given_out, self._keep_unused, name)
+        name, weak = f"distribute({program.name})", weak_types(program.jaxpr.out_avals)
+        executable = Executable(lowerable, donated, given_in, given_out, weak, self._keep_unused, name)
         return Traced(program, executable)
 
     def _bind(self, call: Call) -> Any:
@@ -228,9 +250,17 @@ class Distributed:
             tuple(map(_in_program, program.fixed.inputs)), tuple(map(_in_program, program.fixed.outputs))
         )
         labels = {"names": program.input_names, "state": program.state, "fixed": fixed}
-        leaves = [leaf.to_array() if isinstance(leaf, TiledArray) else leaf for leaf in call.leaves]
-        results = bind(program.jaxpr, site, *program.constants, *leaves, **labels)
+        results = bind(program.jaxpr, site, *program.constants, *_whole(call.leaves), **labels)
         return jax.tree_util.tree_unflatten(program.out_tree, results)
+
+    def _run_undistributed(self, call: Call) -> Any:
+        """Run the function operation by operation, as `jax.jit` does under `jax.disable_jit`."""
+        args, kwargs = call.arguments(_whole(call.leaves))
+        return self._function(*args, **kwargs)
+
+
+def _whole(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf.to_array() if isinstance(leaf, TiledArray) else leaf for leaf in leaves]
 
 
 def _in_program(layout: Layout | None) -> Layout | None:
@@ -245,6 +275,8 @@ def _aval(leaf: Any) -> Any:
     except AttributeError:
         pass
     if isinstance(leaf, jax.ShapeDtypeStruct):
+        return (leaf.shape, leaf.dtype, leaf.weak_type)
+    if isinstance(leaf, TiledArray):
         return (leaf.shape, leaf.dtype, leaf.weak_type)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return (leaf.shape, leaf.dtype)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from einsummable_jax._compat import forget_failed_tokens
+from einsummable_jax._compat import forget_failed_tokens, weakly_typed
 from einsummable_jax.custom_calls import raise_failure
 from einsummable_jax.layout import Layout, MeshLayout, TiledLayout
 from einsummable_jax.lowering import (
@@ -147,8 +147,10 @@ class Slot:
         if self.holds(array):
             return array
         if not isinstance(self.layout, TiledLayout):
-            whole = np.asarray(array) if isinstance(array, TiledArray) else array
-            return jax.device_put(whole, self.sharding)
+            if not isinstance(array, TiledArray):
+                return jax.device_put(array, self.sharding)
+            placed = jax.device_put(np.asarray(array), self.sharding)
+            return weakly_typed(placed) if array.weak_type else placed
         if isinstance(array, TiledArray) and array.layout == self.layout:
             return TiledArray(jax.device_put(array.stacked, self.crossing), self.layout, array.shape)
         return TiledArray.from_array(array, self.layout, self.devices)
@@ -158,7 +160,8 @@ def relabelled(array: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> 
     """The same buffers on the same devices as an array of ``shape`` with ``sharding``."""
     parts = {part.device: part.data for part in array.addressable_shards}
     order = sharding.addressable_devices_indices_map(shape)
-    return jax.make_array_from_single_device_arrays(shape, sharding, [parts[device] for device in order])
+    made = jax.make_array_from_single_device_arrays(shape, sharding, [parts[device] for device in order])
+    return weakly_typed(made) if array.weak_type else made
 
 
 def _crosses(sharding: NamedSharding, devices: tuple[jax.Device, ...]) -> bool:
@@ -182,6 +185,7 @@ class Executable:
       donated: Positions of arguments whose buffers the results may take over.
       given_in: The sharding that the user asked for, for each argument; empty: for none.
       given_out: The same for each result.
+      weak: Whether each result has a weak type; empty: none has.
       keep_unused: Whether arguments that the program does not use stay arguments of the compiled one.
       function: What messages call the function.
 
@@ -198,6 +202,7 @@ class Executable:
         donated: tuple[int, ...] = (),
         given_in: Sequence[Sharding | None] = (),
         given_out: Sequence[Sharding | None] = (),
+        weak: Sequence[bool] = (),
         keep_unused: bool = False,
         function: str = "distribute",
     ) -> None:
@@ -212,6 +217,7 @@ class Executable:
         self._leaving = [(i, slot) for i, slot in enumerate(self.out_slots) if not slot.is_plain]
         self.donated = donated
         self.launched = False
+        self._weak = [i for i, flag in enumerate(weak) if flag]
         self._compiled = False
 
     def _slots(
@@ -230,7 +236,10 @@ class Executable:
         function = self.lowerable.function()
 
         def run(*args: Any) -> tuple[list[Any], jax.Array]:
-            return function(*args), jnp.zeros((), jnp.bool_)
+            results = function(*args)
+            for i in self._weak:
+                results[i] = weakly_typed(results[i])
+            return results, jnp.zeros((), jnp.bool_)
 
         ins = tuple(slot.crossing for slot in self.slots)
         outs = [slot.crossing for slot in self.out_slots]
@@ -325,6 +334,11 @@ def in_place(array: Any, sharding: Sharding) -> bool:
 
 
 @functools.lru_cache(maxsize=128)
-def executable(lowerable: Lowerable, function: str) -> Executable:
+def executable(lowerable: Lowerable, function: str, weak: tuple[bool, ...]) -> Executable:
     """The executable of a plan that a transformation of a distributed call made, and its function's name."""
-    return Executable(lowerable, function=function)
+    return Executable(lowerable, function=function, weak=weak)
+
+
+def weak_types(avals: Sequence[Any]) -> tuple[bool, ...]:
+    """Whether each type is weak, as that of a Python scalar is."""
+    return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)

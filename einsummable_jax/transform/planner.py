@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from einsummable_jax._compat import cache, own_settings
 from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
 from einsummable_jax.graph import Graph, build_graph
 from einsummable_jax.graph.streaming import Rates, ways_to_stream
@@ -142,7 +143,7 @@ def _cheapest(graphs: Sequence[Graph], planned: Callable[[Graph], Plan]) -> Plan
     return dataclasses.replace(best, lower_bound=min(plan.lower_bound for plan in plans))
 
 
-@functools.lru_cache(maxsize=128)
+@cache(128)
 def prepare(
     jaxpr: Any,
     options: Options,
@@ -169,10 +170,11 @@ def prepare(
       MemoryLimitError: If no plan is found that fits the memory of the devices.
     """
     began = time.perf_counter()
-    graph = build_graph(jaxpr, list(names) or None, state, options.devices)
-    graph = dataclasses.replace(graph, wide_sums=options.wide_sums)
     values = {position: array.value for position, array in known}
-    graphs = ways_to_stream(graph, None, values, Rates.of(options.topology), len(options.devices))
+    with own_settings():
+        graph = build_graph(jaxpr, list(names) or None, state, options.devices)
+        graph = dataclasses.replace(graph, wide_sums=options.wide_sums)
+        graphs = ways_to_stream(graph, None, values, Rates.of(options.topology), len(options.devices))
 
     def planned(graph: Graph) -> Plan:
         return _planned(graph, options, options.boundary(graph, fixed, ordinary), donated)

@@ -13,15 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from einsummable_jax._compat import (
     Zero,
     ad,
     batching,
+    cache,
     core,
     effects,
+    is_jit_disabled,
     linear_util,
     mlir,
     pe,
@@ -31,7 +33,7 @@ from einsummable_jax._compat import (
 from einsummable_jax.graph import on_devices
 from einsummable_jax.lowering import refined_mesh
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.transform.launch import executable, of_whole_arrays
+from einsummable_jax.transform.launch import executable, of_whole_arrays, weak_types
 from einsummable_jax.transform.planner import Options, prepare
 
 distributed_call_p = core.Primitive("distributed_call")
@@ -69,7 +71,7 @@ def check_not_within_manual(name: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=64)
+@cache(64)
 def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
     """A jaxpr that does nothing but name the devices.
 
@@ -77,7 +79,8 @@ def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
     the parameters. The `shard_map` appears at lowering only, too late for that.
     """
     sharding = NamedSharding(refined_mesh(devices), PartitionSpec())
-    return jax.make_jaxpr(lambda: jax.lax.with_sharding_constraint(jax.numpy.zeros(()), sharding))()
+    value = jax.ShapeDtypeStruct((), jax.numpy.bool_)
+    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(value)
 
 
 def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
@@ -86,7 +89,7 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
     if jaxpr.consts:
         args = (*jaxpr.consts, *args)
         fixed = fixed and fixed.after(len(jaxpr.consts))
-        jaxpr = _without_constants(jaxpr)
+        jaxpr = _without_constants(jaxpr.jaxpr)
         labels = {}
     return distributed_call_p.bind(
         *args,
@@ -101,7 +104,7 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _without_constants(jaxpr: Any) -> Any:
-    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ())
+    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr), ())
 
 
 @functools.partial(distributed_call_p.def_effectful_abstract_eval)
@@ -111,7 +114,10 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
 
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
-    program = executable(prepare(jaxpr, site.options, names, state, fixed=fixed), f"distribute({site.name})")
+    if is_jit_disabled():
+        return jaxpr_as_fun(jaxpr)(*args)
+    lowerable = prepare(jaxpr, site.options, names, state, fixed=fixed)
+    program = executable(lowerable, f"distribute({site.name})", weak_types(jaxpr.out_avals))
     results = program.place_and_run(args)
     return [result.to_array() if isinstance(result, TiledArray) else result for result in results]
 
@@ -182,7 +188,7 @@ def _transpose(cotangents: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any
             arg.accum(cotangent)
 
 
-@functools.lru_cache(maxsize=256)
+@cache(256)
 def _transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Any, specs: Any) -> tuple[Any, Any]:
     """The jaxpr from residuals and cotangents of the results to cotangents of the linear arguments."""
     out_trees = []
@@ -230,7 +236,7 @@ def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: An
     results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
     if unknown_jaxpr.consts:
         arguments = [*map(trace.new_instantiated_const, unknown_jaxpr.consts), *arguments]
-        unknown_jaxpr = _without_constants(unknown_jaxpr)
+        unknown_jaxpr = _without_constants(unknown_jaxpr.jaxpr)
     params = {"jaxpr": unknown_jaxpr, "site": site, "marker": marker, **_NO_LABELS}
     found = on_devices(unknown_jaxpr.effects)
     recipe = pe.new_eqn_recipe(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from einsummable_jax._compat import core
+from einsummable_jax._compat import core, eval_context
 from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
 from einsummable_jax.transform.arguments import Call, abstract, flatten
@@ -42,7 +42,7 @@ class _DevicePrograms(Sequence[DeviceProgram]):
         return self._lowerable.device_program(number)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """A function traced for one signature, not yet planned.
 
@@ -89,7 +89,7 @@ class Program:
         return any(isinstance(value, core.Tracer) for value in self.constants)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
     """A function traced and planned for one signature.
 
@@ -179,7 +179,7 @@ class Traced:
         return Lowered(self, self.executable.jitted.lower(*self.executable.structs()))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Lowered:
     """A distributed function lowered for given argument shapes.
 
@@ -211,7 +211,7 @@ class Lowered:
             return Compiled(self.traced, self.jax_lowered.compile())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
     """A compiled distributed function; call it with arguments of the shapes it was lowered for.
 
@@ -253,7 +253,11 @@ class Compiled:
         return self.jax_compiled.cost_analysis()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run with dynamic arguments only, as a `jax.stages.Compiled` does."""
+        """Run with dynamic arguments only, as a `jax.stages.Compiled` does: at once also within a trace.
+
+        Raises:
+          TypeError: If an argument is being traced, or of another type than compiled for.
+        """
         leaves, tree = flatten((args, kwargs))
         traced, program = self.traced, self.traced.program
         if tree != program.call.tree:
@@ -261,10 +265,16 @@ class Compiled:
                 f"compiled {program.name} expects arguments of tree {program.call.tree}, found {tree}"
             )
         for leaf, struct, name in zip(leaves, program.call.leaves, program.names, strict=True):
+            if isinstance(leaf, core.Tracer):
+                raise TypeError(
+                    f"compiled {program.name}: argument {name} is being traced ({leaf.aval}), but a compiled "
+                    "function is no part of a transformation; call the distributed function itself there"
+                )
             found = abstract(leaf, name, program.name)
             if (found.shape, found.dtype) != (struct.shape, struct.dtype):
                 raise TypeError(
                     f"compiled {program.name}: argument {name} is {found.dtype}{list(found.shape)}, compiled "
                     f"for {struct.dtype}{list(struct.shape)}; call the distributed function to plan anew"
                 )
-        return traced.run(leaves, *traced.place(leaves), self.jax_compiled)
+        with eval_context():
+            return traced.run(leaves, *traced.place(leaves), self.jax_compiled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 
+from einsummable_jax._compat import cache
 from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Kernel, LocalCall
 
 _PLAN_DECIDES = frozenset({"sharding", "out_sharding"})
@@ -174,7 +174,7 @@ def spec_for(
         return registration.rule(context) or replicated_spec(context)
 
 
-@functools.lru_cache(maxsize=8192)
+@cache(8192)
 def _cached_spec(key: _Key) -> JoinAggSpec:
     return _RULES[key.context.primitive.name].rule(key.context) or replicated_spec(key.context)
 
