@@ -53,7 +53,8 @@ from jax._src.state.discharge import discharge_state as discharge_state
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.tree_util import prefix_errors as prefix_errors
 from jax._src.util import cache as cache  # an LRU cache whose keys hold `trace_context`
-from jax._src.util import weakref_lru_cache as weakref_lru_cache
+from jax._src.util import register_cache as register_cache  # `jax.clear_caches` calls its `cache_clear`
+from jax._src.util import weakref_lru_cache as weakref_lru_cache  # goes with its first argument
 
 InternalMutableArrayEffect = core.InternalMutableArrayEffect
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax._compat import core, weakly_typed
 from einsummable_jax.layout import Box, TiledLayout
 from einsummable_jax.lowering import named_sharding, refined_mesh
@@ -187,7 +187,7 @@ def _row(array: Any, layout: TiledLayout, rank: int, numpy: Any) -> Any:
     return numpy.concatenate([*tiles, numpy.zeros(padding, array.dtype)])
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _holders(layout: TiledLayout) -> dict[Box, tuple[int, int]]:
     """For each distinct tile, the first device that holds it and where its row has it."""
     found: dict[Box, tuple[int, int]] = {}
@@ -205,7 +205,7 @@ def _whole(stacked: Any, layout: TiledLayout, shape: tuple[int, ...]) -> Any:
     return whole
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _check_tiles(layout: TiledLayout, shape: tuple[int, ...]) -> None:
     missing = [Box.full(shape)]
     for tiles in layout.device_tiles(shape):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from einsummable_jax._caches import cached
 from einsummable_jax.layout import Layout, MeshLayout, PlacedLayout, TiledLayout, axis_names, axis_sizes
 
 
@@ -30,7 +31,7 @@ def partition_spec(layout: Layout) -> PartitionSpec:
     return PartitionSpec(axis_names(layout.num_devices))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def named_sharding(devices: tuple[jax.Device, ...], layout: Layout) -> NamedSharding:
     """The same over ``devices``."""
     return NamedSharding(refined_mesh(devices), partition_spec(layout))

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.topology import Topology
 
 
@@ -81,7 +82,7 @@ class Network:
         return dense
 
 
-@functools.lru_cache(maxsize=64)
+@cached(64)
 def network_of(topology: Topology) -> Network:
     """The ports, links and shared cuts of ``topology``; a link without bandwidth is no connection."""
     n = topology.num_devices

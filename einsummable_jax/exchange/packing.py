@@ -13,13 +13,13 @@ In two phases, aggregating and then handing out, ``T`` is the sum of both phases
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
 
+from einsummable_jax._caches import cached
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.routes import Route, route_of
@@ -252,7 +252,7 @@ class Packer:
         return np.concatenate(loads)
 
 
-@functools.lru_cache(maxsize=512)
+@cached(512)
 def packer_after(
     topology: Topology, shape: tuple[Commodity, ...], two_phases: bool, calls: tuple[tuple[int, int], ...]
 ) -> Packer:

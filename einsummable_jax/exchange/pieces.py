@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.exchange.errors import ExchangeError
 from einsummable_jax.layout import Box, Relation, even_cuts
 
@@ -221,7 +221,7 @@ def split_evenly(box: Box, parts: int) -> list[Box]:
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _even_split(shape: tuple[int, ...], parts: int) -> tuple[Bounds, ...]:
     if parts == 1:
         return (tuple((0, n) for n in shape),)

@@ -8,13 +8,13 @@ the program stays linear, and small.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from einsummable_jax._caches import cached
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.routes import Route
@@ -65,7 +65,7 @@ def stage_load(network: Network, route: Route, stage: int) -> np.ndarray:
     return np.append(network.uses[:, numbers].sum(axis=1), memories)
 
 
-@functools.lru_cache(maxsize=512)
+@cached(512)
 def planned(
     topology: Topology,
     commodities: tuple[Commodity, ...],

@@ -25,10 +25,10 @@ Among candidates about as fast as the fastest the one with the fewest bytes, the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 
+from einsummable_jax._caches import cached
 from einsummable_jax.exchange.bounds import lower_bound_s
 from einsummable_jax.exchange.commodities import Flow, flow_of
 from einsummable_jax.exchange.errors import ExchangeError
@@ -85,7 +85,7 @@ def synthesise(
     return best_candidate(demand, topology, objective, budget_s).program
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def best_candidate(
     demand: Demand, topology: Topology, objective: str = "time", budget_s: float = BUDGET_S
 ) -> Candidate:

@@ -14,7 +14,6 @@ scheduled so by TE-CCL (Liu et al., SIGCOMM 2024), over evenly spaced times and 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from einsummable_jax._caches import cached
 from einsummable_jax.exchange.commodities import Commodity
 from einsummable_jax.exchange.network import Network, network_of
 from einsummable_jax.exchange.rounds import RoundPlan, RoutePlan, stage_load
@@ -72,7 +72,7 @@ def starts(network: Network, route: Route, round_s: float) -> tuple[int, ...]:
     return (*found, whole(latencies_s[-1] - float(network.latencies_s.min())))
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def num_variables(
     topology: Topology, routes: tuple[tuple[int, Route], ...], rounds: int, round_s: float
 ) -> int:
@@ -80,7 +80,7 @@ def num_variables(
     return _Program(network_of(topology), routes, rounds, round_s).count
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def timed(
     topology: Topology,
     commodities: tuple[Commodity, ...],

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from einsummable_jax._caches import cached
 from einsummable_jax._compat import ad, batching, core, mlir
 from einsummable_jax.layout import Layout, MeshLayout, layout_of, misfit, words
 
@@ -165,7 +166,7 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _plain_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
     eqns = [_plain_equation(eqn) for eqn in jaxpr.eqns]
     same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))

@@ -7,10 +7,10 @@ Operands are needed only within it, and work is counted only there.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.layout import Interval
 
 
@@ -80,7 +80,7 @@ class Hull:
         return (0, *np.round(np.interp(wanted, before, edges)).astype(int).tolist(), self.extent)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def hull_of(label: int, extent: int, block: int, low: tuple[int, ...], high: tuple[int, ...]) -> Hull:
     """The one object for equal hulls."""
     return Hull(label, extent, block, low, high)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.layout import Box, axis_sizes, even_cuts
 
 MAX_CANDIDATES = 400
@@ -111,7 +112,7 @@ def mesh_candidates(extents: Sequence[int], cuttable: Sequence[bool], num_device
     return Candidates(bounds, cells, parts)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def axis_choices(extents: tuple[int, ...], cuttable: tuple[bool, ...], num_devices: int) -> np.ndarray:
     """The label that each axis of the refined mesh cuts, -1: none, integers ``[C, axes]``.
 
@@ -160,7 +161,7 @@ def _labels_in_order(choices: np.ndarray) -> np.ndarray:
     return np.all(np.diff(choices, axis=1) >= 0, axis=1)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _label_cut(extent: int, mask: int, num_devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Cell number ``[p]`` and interval ``[p, 2]`` of each device when the axes in ``mask`` cut a label."""
     sizes = axis_sizes(num_devices)

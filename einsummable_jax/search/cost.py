@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.search.tile_layouts import SeveralTiles, TileLayouts
 from einsummable_jax.topology import STRIDED_RUN, Cut, Topology
 
@@ -306,7 +307,7 @@ def _busiest_connections(
     return direct, relayed, latency_s
 
 
-@functools.lru_cache(maxsize=64)
+@cached(64)
 def _joint_cuts(cuts: tuple[Cut, ...]) -> tuple[tuple[int, ...], ...]:
     """Cuts by number that one could take for the other: from the same devices, or to the same ones."""
     groups: dict[tuple[bool, frozenset[int]], list[int]] = {}

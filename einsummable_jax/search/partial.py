@@ -11,13 +11,13 @@ The states of a loop's carry follow nothing: see `search.carries`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.graph import ArrayMap, DimMap
 from einsummable_jax.layout import Box
 from einsummable_jax.search.candidates import Candidates
@@ -204,7 +204,7 @@ def _calls(group: Group, array_map: ArrayMap, boxes: np.ndarray) -> list[Bounds 
     return found
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def _intervals(
     dim_map: DimMap, extents: tuple[int, ...], start: int, stop: int
 ) -> Mapping[int, tuple[int, int]] | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
 
+from einsummable_jax._caches import cached
 from einsummable_jax.graph import ArrayMap, DimMap
 from einsummable_jax.layout import Box
 from einsummable_jax.search.covers import Covers
 from einsummable_jax.search.tiles import Bounds, DeviceBoxes, DeviceTiles, disjoint_union, linear_boxes
 
 
-@functools.lru_cache(maxsize=1 << 15)
+@cached(1 << 15)
 def tiles_touched(array_map: ArrayMap, calls: DeviceBoxes) -> DeviceBoxes:
     """The boxes of a tensor that each device's calls touch, disjoint on a device."""
     return tuple(disjoint_union(tuple(_touched(array_map, box) for box in boxes)) for boxes in calls)
@@ -47,7 +47,7 @@ def _touched(array_map: ArrayMap, box: Bounds) -> Bounds:
     return tuple(dim.interval(Box(box)) for dim in array_map)
 
 
-@functools.lru_cache(maxsize=1 << 15)
+@cached(1 << 15)
 def calls_for(
     array_map: ArrayMap, extents: tuple[int, ...], tiles: DeviceBoxes, beyond: bool = False
 ) -> DeviceBoxes | None:

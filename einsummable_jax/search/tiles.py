@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.layout import Box, TiledLayout, even_cuts
 
 Bounds = tuple[tuple[int, int], ...]
@@ -34,7 +34,7 @@ def subtract(box: Bounds, other: Bounds) -> list[Bounds]:
     return [rest.bounds for rest in Box(box).subtract(Box(other))]
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@cached(1 << 16)
 def disjoint_union(boxes: tuple[Bounds, ...]) -> tuple[Bounds, ...]:
     """Few disjoint boxes with the points of all ``boxes``, sorted."""
     found: list[Bounds] = []
@@ -108,7 +108,7 @@ def divide(box: Bounds, parts: int) -> list[list[Bounds]]:
     return found
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def single_copy(shape: tuple[int, ...], boxes: DeviceBoxes) -> DeviceBoxes:
     """Every element of a tensor on exactly one device, one that has it in ``boxes`` where there is any.
 

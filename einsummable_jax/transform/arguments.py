@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax._compat import clean_keystr, core
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.parameters import Parameters, pick
@@ -165,7 +166,7 @@ def _is_tiled_array(node: Any) -> bool:
     return isinstance(node, TiledArray)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _has_tiled_arrays(structure: Any) -> bool:
     """Whether there are `TiledArray` s among the nodes; once per structure."""
     node = structure.node_data()

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from einsummable_jax._caches import ClearedWithJax
 from einsummable_jax._compat import (
     core,
     eval_context,
@@ -61,6 +62,7 @@ class Distributed:
         self._requests = requests
         self._keep_unused = keep_unused
         self._lock = threading.RLock()
+        self._cleared_with_jax = ClearedWithJax(self, repr(self))
         self._cache: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
         self._planned: dict[int, Traced] = {}

@@ -333,12 +333,6 @@ def in_place(array: Any, sharding: Sharding) -> bool:
     return not explicit and held.is_equivalent_to(sharding, array.ndim)
 
 
-@functools.lru_cache(maxsize=128)
-def executable(lowerable: Lowerable, function: str, weak: tuple[bool, ...]) -> Executable:
-    """The executable of a plan that a transformation of a distributed call made, and its function's name."""
-    return Executable(lowerable, function=function, weak=weak)
-
-
 def weak_types(avals: Sequence[Any]) -> tuple[bool, ...]:
     """Whether each type is weak, as that of a Python scalar is."""
     return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)

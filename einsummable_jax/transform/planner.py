@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from einsummable_jax._compat import cache, own_settings
+from einsummable_jax._compat import own_settings, weakref_lru_cache
 from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
 from einsummable_jax.graph import Graph, build_graph
 from einsummable_jax.graph.streaming import Rates, ways_to_stream
@@ -143,7 +143,7 @@ def _cheapest(graphs: Sequence[Graph], planned: Callable[[Graph], Plan]) -> Plan
     return dataclasses.replace(best, lower_bound=min(plan.lower_bound for plan in plans))
 
 
-@cache(128)
+@weakref_lru_cache
 def prepare(
     jaxpr: Any,
     options: Options,

@@ -29,11 +29,12 @@ from einsummable_jax._compat import (
     pe,
     remat,
     source_info_util,
+    weakref_lru_cache,
 )
 from einsummable_jax.graph import on_devices
 from einsummable_jax.lowering import refined_mesh
 from einsummable_jax.tiled_array import TiledArray
-from einsummable_jax.transform.launch import executable, of_whole_arrays, weak_types
+from einsummable_jax.transform.launch import Executable, of_whole_arrays, weak_types
 from einsummable_jax.transform.planner import Options, prepare
 
 distributed_call_p = core.Primitive("distributed_call")
@@ -102,7 +103,7 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@weakref_lru_cache
 def _without_constants(jaxpr: Any) -> Any:
     return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr), ())
 
@@ -112,13 +113,17 @@ def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
     return jaxpr.out_avals, on_devices(jaxpr.effects)
 
 
+@weakref_lru_cache
+def _executable(jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any) -> Executable:
+    lowerable = prepare(jaxpr, site.options, names, state, fixed=fixed)
+    return Executable(lowerable, function=f"distribute({site.name})", weak=weak_types(jaxpr.out_avals))
+
+
 @distributed_call_p.def_impl
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
     if is_jit_disabled():
         return jaxpr_as_fun(jaxpr)(*args)
-    lowerable = prepare(jaxpr, site.options, names, state, fixed=fixed)
-    program = executable(lowerable, f"distribute({site.name})", weak_types(jaxpr.out_avals))
-    results = program.place_and_run(args)
+    results = _executable(jaxpr, site, names, state, fixed).place_and_run(args)
     return [result.to_array() if isinstance(result, TiledArray) else result for result in results]
 
 
@@ -188,7 +193,7 @@ def _transpose(cotangents: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any
             arg.accum(cotangent)
 
 
-@cache(256)
+@weakref_lru_cache
 def _transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Any, specs: Any) -> tuple[Any, Any]:
     """The jaxpr from residuals and cotangents of the results to cotangents of the linear arguments."""
     out_trees = []
@@ -295,7 +300,7 @@ def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
     return used_inputs, eqn.replace(invars=invars, outvars=outvars, params=params, effects=found)
 
 
-@functools.lru_cache(maxsize=256)
+@weakref_lru_cache
 def _dce_jaxpr(jaxpr: Any, used: tuple[bool, ...]) -> tuple[Any, list[bool]]:
     pruned, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used)
     return ClosedJaxpr(pruned, jaxpr.consts), used_inputs

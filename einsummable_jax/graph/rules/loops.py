@@ -7,11 +7,11 @@ steps is never cut.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NoReturn
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.graph.graph import SCAN_CARRY, SCAN_SLICE, SCAN_STACK
 from einsummable_jax.graph.rules._labels import identity, pass_through
 from einsummable_jax.graph.rules.registry import register
@@ -36,7 +36,7 @@ def link_spec(kind: str, shape: tuple[int, ...], dtype: Any, length: int) -> Joi
     return _link_spec(kind, tuple(shape), isinstance(dtype, np.dtype), length)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _link_spec(kind: str, shape: tuple[int, ...], may_cut: bool, length: int) -> JoinAggSpec:
     inside, stacked = identity(shape), (DimMap(length), *identity(shape))
     operand, result = {

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from einsummable_jax._caches import cached
 from einsummable_jax.graph.graph import Graph, Tensor
 from einsummable_jax.graph.streaming import tiling
 from einsummable_jax.graph.streaming.contractions import PIECE
@@ -203,7 +204,7 @@ def _product(graph: Graph, swept: Pass, index: int) -> Product:
     return Product(tuple(map(cut, groups[:3])), tuple(fixed[:3]), cut(groups[3]), fixed[3], ends)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def tile_sizes(work: Work, sizes: tuple[int, ...], rates: Rates) -> tuple[int, ...]:
     """The extent of a full tile along each label: the least modelled time, then the fewest tiles.
 
