@@ -17,6 +17,7 @@ from jax import lax
 from einsummable_jax.custom_calls import exchange_call, keep_exchanges, launch_number, new_token
 from einsummable_jax.exchange import ExchangeProgram
 from einsummable_jax.graph import Graph, LocalArray, LocalCall
+from einsummable_jax.graph.offsets import OFFSET, entry_at, slice_at, update_at
 from einsummable_jax.layout import Monoid
 from einsummable_jax.lowering.shard_program import (
     BoxView,
@@ -120,24 +121,17 @@ class _Emitter:
         if isinstance(value, int):
             return value
         if value not in self._offsets:
-            table = np.zeros(self.num_devices, np.int32)
+            table = np.zeros(self.num_devices, OFFSET)
             table[list(self.program.devices)] = value
-            self._offsets[value] = lax.dynamic_index_in_dim(jnp.asarray(table), self.rank, keepdims=False)
+            self._offsets[value] = entry_at(jnp.asarray(table), self.rank)
         return self._offsets[value]
 
     def local_array(self, box: BoxView) -> LocalArray:
         return LocalArray(box.shape, tuple(map(self.offset, box.starts)))
 
     def take(self, step: TakeStep) -> None:
-        source, starts = self.buffers[step.source], step.box.starts
-        fixed = [start for start in starts if isinstance(start, int)]
-        if len(fixed) == len(starts):
-            stops = [start + size for start, size in zip(fixed, step.box.shape, strict=True)]
-            self.buffers[step.result] = lax.slice(source, fixed, stops)
-        else:
-            self.buffers[step.result] = lax.dynamic_slice(
-                source, list(map(self.offset, starts)), step.box.shape
-            )
+        starts = list(map(self.offset, step.box.starts))
+        self.buffers[step.result] = slice_at(self.buffers[step.source], starts, step.box.shape)
 
     def unpack(self, step: UnpackStep) -> None:
         row = self.buffers[step.source].reshape(-1)
@@ -158,8 +152,7 @@ class _Emitter:
         contribution = _identity(step.monoid, step.shape, value.dtype)
         if value.size:
             own = self.only_if(step.counts, step.monoid, value)
-            starts = list(map(self.offset, step.box.starts))
-            contribution = lax.dynamic_update_slice(contribution, own, starts) if starts else own
+            contribution = update_at(contribution, own, list(map(self.offset, step.box.starts)))
         self.buffers[step.result] = contribution
 
     def kernel(self, step: KernelStep) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, use_abstract_mesh
 
 from einsummable_jax._compat import empty_abstract_mesh, own_settings
 from einsummable_jax.exchange import ExchangeProgram
+from einsummable_jax.graph.offsets import OFFSET, entry_at
 from einsummable_jax.lowering.crossing import named_sharding, partition_spec, refined_mesh, shard_shape
 from einsummable_jax.lowering.emit import Exchanges, emit, first_token, new_exchange_ids
 from einsummable_jax.lowering.resolve import resolve, resolve_all
@@ -96,10 +97,10 @@ class Lowerable:
             branches = [self._branch(program, exchanges, rank) for program in self.programs]
             if len(branches) == 1:
                 return branches[0](self._token(inputs), *inputs)
-            group = np.zeros(len(self.devices), np.int32)
+            group = np.zeros(len(self.devices), OFFSET)
             for number, program in enumerate(self.programs):
                 group[list(program.devices)] = number
-            chosen = lax.dynamic_index_in_dim(jax.numpy.asarray(group), rank, keepdims=False)
+            chosen = entry_at(jax.numpy.asarray(group), rank)
             return lax.switch(chosen, branches, self._token(inputs), *inputs)
 
         program = jax.shard_map(

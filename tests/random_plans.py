@@ -278,3 +278,41 @@ def _drawn(graph: Graph, num_devices: int, rng: random.Random, carry: float, beg
     inputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.inputs]
     outputs = [random_layout(graph.tensors[t].shape, num_devices, rng) for t in graph.outputs]
     return assemble(graph, decompositions, inputs, outputs)
+
+
+def uniform_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
+    """A plan by which all devices run one program, at offsets of their own: each operation in even pieces.
+
+    Which label is cut, of those that divide into pieces of two or more, is drawn; an operation without such
+    runs whole on every device.
+    Most inputs are on every device, so that tiles are cut out of them at offsets that are traced.
+    """
+    rng = random.Random(seed)
+
+    def pieces(operation: Operation) -> Decomposition:
+        spec = operation.spec
+        cuttable = [
+            i
+            for i, label in enumerate(spec.labels)
+            if label.role is not Role.REPLICATED
+            and label.extent > num_devices
+            and label.extent % num_devices == 0
+        ]
+        rng.shuffle(cuttable)
+        for label in cuttable:
+            step = spec.labels[label].extent // num_devices
+            bounds = [(d * step, (d + 1) * step) for d in range(num_devices)]
+            whole = spec.space.bounds
+            boxes = [Box((*whole[:label], bound, *whole[label + 1 :])) for bound in bounds]
+            if all(map(spec.admits, boxes)):
+                return Decomposition(tuple((box,) for box in boxes), "uniform")
+        return Decomposition(((spec.space,),) * num_devices, "replicated")
+
+    def layout(tensor: int, replicated: float) -> Layout:
+        layouts = list(mesh_layouts(graph.tensors[tensor].shape, num_devices))
+        return layouts[0] if rng.random() < replicated else rng.choice(layouts)
+
+    decompositions = [pieces(operation) for operation in graph.operations]
+    inputs = [layout(tensor, 0.7) for tensor in graph.inputs]
+    outputs = [layout(tensor, 0.2) for tensor in graph.outputs]
+    return assemble(graph, decompositions, inputs, outputs)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from einsummable_jax.graph.offsets import OFFSET
+
 HANDLED_MODES = frozenset(
     {
         lax.GatherScatterMode.CLIP,
@@ -68,18 +70,21 @@ class Windows:
 
 
 def clamp_indices(indices: jax.Array, last: Sequence[int]) -> jax.Array:
-    """Index vectors clamped to ``[0, last]``, as int32."""
-    if jnp.iinfo(indices.dtype).bits < 32:
-        indices = indices.astype(jnp.int32)
-    return lax.clamp(jnp.zeros_like(indices), indices, _like(last, indices)).astype(jnp.int32)
+    """Index vectors clamped to ``[0, last]``, as offsets."""
+    indices = _wide(indices)
+    return lax.clamp(jnp.zeros_like(indices), indices, _like(last, indices)).astype(OFFSET)
 
 
 def in_bounds(indices: jax.Array, last: Sequence[int]) -> jax.Array:
     """Whether every component of each index vector is within ``[0, last]``; keeps a last dimension of 1."""
-    if jnp.iinfo(indices.dtype).bits < 32:
-        indices = indices.astype(jnp.int32)
+    indices = _wide(indices)
     inside = (indices >= 0) & (indices <= _like(last, indices))
     return jnp.all(inside, axis=-1, keepdims=True)
+
+
+def _wide(indices: jax.Array) -> jax.Array:
+    """Indices in a type that holds every bound."""
+    return indices.astype(OFFSET) if jnp.iinfo(indices.dtype).bits < jnp.iinfo(OFFSET).bits else indices
 
 
 def _like(bounds: Sequence[int], indices: jax.Array) -> jax.Array:
@@ -93,25 +98,24 @@ def localised(
 
     Args:
       windows: The dimensions.
-      indices: Global index vectors, int32, windows in bounds.
+      indices: Global index vectors, as `clamp_indices` makes them.
       starts: First index of the tile along each operand dimension.
       shape: Extent of the tile.
 
     Returns:
       The local index vectors, and which of them address points of the tile (a last dimension of 1; None:
-      all of them).
+      all of them). Those that do not are somewhere in the tile nevertheless.
     """
-    offsets, held = [], None
+    components, held = [], None
     for component, d in enumerate(windows.index_map):
-        cut = windows.is_point(d) and shape[d] != windows.operand_shape[d]
-        offsets.append(starts[d] if cut else 0)
-        if cut:
-            local = indices[..., component : component + 1] - starts[d]
+        local = indices[..., component : component + 1]
+        if windows.is_point(d) and shape[d] != windows.operand_shape[d]:
+            local = local - starts[d]
             here = (local >= 0) & (local < shape[d])
             held = here if held is None else held & here
-    if held is None:
-        return indices, None
-    return indices - jnp.stack([jnp.int32(offset) for offset in offsets]), held
+            local = lax.clamp(OFFSET(0), local, OFFSET(shape[d] - 1))
+        components.append(local)
+    return (indices, None) if held is None else (lax.concatenate(components, indices.ndim - 1), held)
 
 
 def spread(mask: jax.Array, windows: Windows) -> jax.Array:

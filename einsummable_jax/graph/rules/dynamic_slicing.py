@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from einsummable_jax.graph.offsets import OFFSET, as_offset, slice_at, update_at
 from einsummable_jax.graph.rules._labels import identity, pass_through, whole
 from einsummable_jax.graph.rules.registry import OpContext, rule
 from einsummable_jax.graph.spec import DimMap, JoinAggSpec, LocalCall, moves
 
 
 def clamped_start(start: Any, extent: int, window: int) -> jax.Array:
-    """Where a window of ``window`` points in ``extent`` begins, as JAX clamps ``start``; int32."""
+    """Where a window of ``window`` points in ``extent`` begins, as JAX clamps ``start``; an offset."""
     start, last = jnp.asarray(start), extent - window
     if jnp.iinfo(start.dtype).max < last:
-        start = start.astype(jnp.int32)
+        start = start.astype(OFFSET)
     start = lax.clamp(jnp.zeros((), start.dtype), start, jnp.asarray(last, start.dtype))
-    return start.astype(jnp.int32)
+    return start.astype(OFFSET)
 
 
 @rule("dynamic_slice", roles="all pass through; dimensions with a partial window read the operand whole")
@@ -37,7 +38,7 @@ def _dynamic_slice(context: OpContext) -> JoinAggSpec | None:
                 full, starts, operand.shape, result.shape, call.results[0].starts, strict=True
             )
         ]
-        return [lax.dynamic_slice(x, local, call.results[0].shape)]
+        return [slice_at(x, local, call.results[0].shape)]
 
     operand_map = tuple(
         DimMap(n, ((d, 1),)) if is_full else DimMap(n)
@@ -62,7 +63,7 @@ def _dynamic_update_slice(context: OpContext) -> JoinAggSpec | None:
     def kernel(call: LocalCall, x: Any, new: Any, *starts: Any) -> list[jax.Array]:
         if 0 in update.shape:
             return [x]
-        result, corner = call.results[0], [jnp.int32(0)] * operand.ndim
+        result, corner = call.results[0], [as_offset(0)] * operand.ndim
         inside = jnp.ones((1,) * operand.ndim, bool)
         cut = [d for d in partial if result.shape[d] != operand.shape[d]]
         for d in partial:
@@ -73,9 +74,8 @@ def _dynamic_update_slice(context: OpContext) -> JoinAggSpec | None:
             )
             inside = inside & _along(hit, d, operand.ndim)
         if cut:
-            old = lax.dynamic_slice(x, corner, new.shape)
-            new = jnp.where(inside, new, old)
-        return [lax.dynamic_update_slice(x, new, corner)]
+            new = jnp.where(inside, new, slice_at(x, corner, new.shape))
+        return [update_at(x, new, corner)]
 
     update_map = tuple(
         DimMap(n) if d in partial else DimMap(n, ((d, 1),)) for d, n in enumerate(update.shape)
@@ -99,7 +99,7 @@ def _clip_update(new: Any, dim: int, start: Any, extent: int, window: int) -> tu
     corner = jnp.clip(start, 0, extent - size)
     if window == 1:
         return corner, new, (start == corner)[None]
-    source = jnp.arange(size, dtype=jnp.int32) + (corner - start)
+    source = jnp.arange(size, dtype=OFFSET) + (corner - start)
     hit = (source >= 0) & (source < window)
     return corner, jnp.take(new, jnp.clip(source, 0, window - 1), axis=dim, mode="clip"), hit
 

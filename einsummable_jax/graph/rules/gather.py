@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from einsummable_jax.graph.offsets import as_offset
 from einsummable_jax.graph.rules._labels import dim_name
 from einsummable_jax.graph.rules._windows import (
     HANDLED_MODES,
@@ -114,15 +115,16 @@ def _kernel(context: OpContext, windows: Windows, reductions: list[int]) -> Any:
         sizes = list(windows.slice_sizes)
         for label, d in zip(windows.window_dims, windows.window_operand_dims(), strict=True):
             sizes[d] = result.shape[label]
-        if held is None:
-            return context.bind(x, indices, slice_sizes=tuple(sizes))
-        points = lax.gather(x, local, params["dimension_numbers"], sizes, mode=lax.GatherScatterMode.CLIP)
-        out = jnp.where(spread(held, windows), points, nothing)
+        in_range = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        out = lax.gather(x, local, params["dimension_numbers"], sizes, mode=in_range)
+        if held is not None:
+            out = jnp.where(spread(held, windows), out, nothing)
         if fills:
             # A window out of bounds is filled once: by the call that holds the first point of each reduction.
             outside = jnp.asarray(params["fill_value"], context.outputs[0].dtype).astype(x.dtype)
-            is_first = jnp.stack([jnp.int32(call.starts[label]) == 0 for label in reductions]).all()
-            outside = jnp.where(is_first, outside, nothing)
+            if held is not None:
+                firsts = [as_offset(call.starts[label]) == 0 for label in reductions]
+                outside = jnp.where(jnp.stack(firsts).all(), outside, nothing)
             out = jnp.where(spread(in_bounds(indices, windows.last_starts()), windows), out, outside)
         return [out]
 

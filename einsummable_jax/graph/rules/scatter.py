@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from einsummable_jax.graph.offsets import OFFSET, as_offset
 from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, reduction
 from einsummable_jax.graph.rules._windows import (
     HANDLED_MODES,
@@ -16,6 +19,7 @@ from einsummable_jax.graph.rules._windows import (
     clamp_indices,
     in_bounds,
     localised,
+    spread,
 )
 from einsummable_jax.graph.rules.registry import OpContext, register
 from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, moves
@@ -119,27 +123,57 @@ def _labels(
 def _kernel(
     context: OpContext, windows: Windows, scatter: ScatterFunction, monoid: Monoid | None, reductions: range
 ) -> Any:
-    mode = context.params["mode"]
+    numbers, mode = context.params["dimension_numbers"], context.params["mode"]
+    own = {key: context.params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
 
     def kernel(call: LocalCall, x: Any, indices: Any, updates: Any) -> list[jax.Array]:
         indices, x, updates = jnp.asarray(indices), call.widened(jnp.asarray(x)), call.widened(updates)
         clamped = clamp_indices(indices, windows.last_starts())
-        local, held = localised(windows, clamped, call.results[0].starts, call.results[0].shape)
-        options = {key: context.params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
-        if held is not None:
-            if mode != lax.GatherScatterMode.CLIP:
-                held = held & in_bounds(indices, windows.last_starts())
-            # Updates for other tiles get an index beyond every tile, and are dropped.
-            indices = jnp.where(held, local, jnp.iinfo(jnp.int32).max)
-            options = {"mode": lax.GatherScatterMode.FILL_OR_DROP}
+        local, kept = localised(windows, clamped, call.results[0].starts, call.results[0].shape)
+        single = math.prod(indices.shape[:-1]) == 1
+        if mode != lax.GatherScatterMode.CLIP and (single or kept is not None):
+            inside = in_bounds(indices, windows.last_starts())
+            kept = inside if kept is None else kept & inside
         if monoid is not None:
             # The operand is one more contribution, made by the call with the first update of each reduction.
             for start in (call.starts[label] for label in reductions):
                 if not (isinstance(start, int) and start == 0):
-                    x = jnp.where(jnp.int32(start) == 0, x, monoid.identity(x.dtype))
-        return [scatter(x, indices, updates, context.params["dimension_numbers"], **options)]
+                    x = jnp.where(as_offset(start) == 0, x, monoid.identity(x.dtype))
+        if kept is None:
+            within = clamped if mode == lax.GatherScatterMode.CLIP else indices
+            return [scatter(x, within, updates, numbers, **own)]
+        if not single:
+            # What falls elsewhere gets an index beyond every tile, and is dropped.
+            dropped = jnp.where(kept, local, np.iinfo(OFFSET).max)
+            return [scatter(x, dropped, updates, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)]
+        # Of a scatter with one index vector XLA makes slices, whose starts have to be in range.
+        nothing = _window(windows, x, local, updates) if monoid is None else _neutral(context, monoid, x.dtype)
+        updates = jnp.where(spread(kept, windows), updates, nothing)
+        return [scatter(x, local, updates, numbers, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)]
 
     return kernel
+
+
+def _neutral(context: OpContext, monoid: Monoid, dtype: Any) -> Any:
+    """The update that changes nothing, not even the sign of a zero."""
+    identity = monoid.identity(dtype)
+    is_subtracted = context.primitive.name == "scatter-sub" and jnp.issubdtype(dtype, jnp.inexact)
+    return -identity if is_subtracted else identity
+
+
+def _window(windows: Windows, x: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
+    """What is where ``updates`` would go, all of it in range."""
+    sizes = list(windows.slice_sizes)
+    for d, target in zip(windows.window_dims, windows.window_operand_dims(), strict=True):
+        sizes[target] = updates.shape[d]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=windows.window_dims,
+        collapsed_slice_dims=windows.collapsed,
+        start_index_map=windows.index_map,
+        operand_batching_dims=windows.operand_batching,
+        start_indices_batching_dims=windows.indices_batching,
+    )
+    return lax.gather(x, indices, numbers, sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 def _scatters(name: str, scatter: ScatterFunction, monoid: Monoid | None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
+from einsummable_jax.graph.offsets import OFFSET, as_offset, update_at
 from einsummable_jax.graph.rules._labels import identity, pass_through, whole
 from einsummable_jax.graph.rules.registry import OpContext, rule
 from einsummable_jax.graph.spec import ArrayMap, DimMap, JoinAggSpec, Kernel, LocalCall, moves
@@ -142,7 +142,7 @@ def _pad(context: OpContext) -> JoinAggSpec:
         if all(isinstance(o, int) for o in offsets):
             sides = zip(offsets, shape, x.shape, strict=True)
             return [lax.pad(x, value, [(o, n - o - k, 0) for o, n, k in sides])]
-        return [lax.dynamic_update_slice(lax.broadcast(value, shape), x, jnp.asarray(offsets, jnp.int32))]
+        return [update_at(lax.broadcast(value, shape), x, offsets)]
 
     operand_map = tuple(
         DimMap(n) if inner else DimMap(n, ((d, 1),), offset=-lo)
@@ -166,7 +166,7 @@ def _iota(context: OpContext) -> JoinAggSpec | None:
 
     def kernel(call: LocalCall) -> list[jax.Array]:
         result = call.results[0]
-        local = lax.broadcasted_iota(jnp.int32, result.shape, dimension)
-        return [lax.convert_element_type(local + jnp.int32(result.starts[dimension]), dtype)]
+        local = lax.broadcasted_iota(OFFSET, result.shape, dimension)
+        return [lax.convert_element_type(local + as_offset(result.starts[dimension]), dtype)]
 
     return _moves(context, (), kernel, elementwise=True)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.offsets import OFFSET, as_offset, count_up, slice_at, update_at
 from einsummable_jax.graph.spec import ArrayMap, LocalArray, LocalCall
 from einsummable_jax.graph.streaming.contractions import contracted, pieces
 from einsummable_jax.graph.streaming.passes import DimLabels, Pass, cone, dim_labels
@@ -135,9 +136,7 @@ class TileKernel:
             own_sizes, own_starts = [*sizes], [*starts]
             own_sizes[inner], own_starts[inner] = extent, starts[inner] + offset
             own = [
-                lax.dynamic_slice_in_dim(operand, offset, extent, dims.index(inner))
-                if inner in dims
-                else operand
+                _part_along(operand, dims.index(inner), offset, extent) if inner in dims else operand
                 for (_, dims), operand in zip(self.swept.operands, operands, strict=True)
             ]
             return _Sweep(self, tuple(own_sizes), tuple(own_starts), own, results).run()
@@ -145,12 +144,12 @@ class TileKernel:
         full, rest = divmod(sizes[inner], length)
         found = []
         if full == 1:
-            found.append([x[None] for x in sweep(np.int32(0), length)])
+            found.append([x[None] for x in sweep(0, length)])
         elif full:
-            offsets = np.arange(full, dtype=np.int32) * np.int32(length)
+            offsets = np.arange(full, dtype=OFFSET) * OFFSET(length)
             found.append(lax.map(lambda offset: sweep(offset, length), offsets))
         if rest:
-            found.append([x[None] for x in sweep(np.int32(full * length), rest)])
+            found.append([x[None] for x in sweep(full * length, rest)])
         return [lax.concatenate(parts, 0) for parts in zip(*found, strict=True)]
 
 
@@ -193,12 +192,12 @@ class _Sweep:
                     if count == 1:
                         offsets[label] = first
                         continue
-                    offsets[label] = first + lax.rem(position, np.int32(count)) * np.int32(size)
-                    position = lax.div(position, np.int32(count))
+                    offsets[label] = first + lax.rem(position, OFFSET(count)) * OFFSET(size)
+                    position = lax.div(position, OFFSET(count))
                 return self._row(offsets, dict(zip(self.outer, (k[1] for k in kinds), strict=True)), buffers)
 
             total = int(np.prod(counts))
-            buffers = row(np.int32(0), buffers) if total == 1 else lax.fori_loop(0, total, row, buffers)
+            buffers = row(OFFSET(0), buffers) if total == 1 else count_up(0, total, row, buffers)
         return buffers
 
     def _kinds(self, label: int) -> list[tuple[int, int, int]]:
@@ -215,14 +214,14 @@ class _Sweep:
         carried = self._begin(sizes)
         columns = [b for b, sink in zip(buffers, self.kernel.sinks, strict=True) if self.inner in sink.dims]
         for count, size, first in self._kinds(self.inner):
-            begin, end = np.int32(0), np.int32(count)
+            begin, end = OFFSET(0), OFFSET(count)
             if low is not None:
                 begin = _clamped(low - first, size, count)
                 end = _clamped(high - first + size - 1, size, count)
 
             def step(number: Any, state: Any, size: int = size, first: int = first) -> Any:
                 there = [*offsets]
-                there[self.inner] = np.int32(first) + number * np.int32(size)
+                there[self.inner] = first + number * OFFSET(size)
                 within = [*sizes]
                 within[self.inner] = size
                 starts = tuple(start + offset for start, offset in zip(self.starts, there, strict=True))
@@ -233,9 +232,9 @@ class _Sweep:
                 return lax.cond(self._is_hole(tile), _leave, sweep, *state)
 
             if low is None and count == 1:
-                carried, columns = step(np.int32(0), (carried, columns))
+                carried, columns = step(OFFSET(0), (carried, columns))
             else:
-                carried, columns = lax.fori_loop(begin, end, step, (carried, columns))
+                carried, columns = count_up(begin, end, step, (carried, columns))
         return self._enter(offsets, self._finish(carried), columns, buffers)
 
     def _hull(self, offsets: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
@@ -243,14 +242,14 @@ class _Sweep:
         seen = self.kernel.seen
         if seen.trivial:
             return None, None
-        starts = [jnp.asarray(self.starts[x] + offsets[x], jnp.int32) for x in self.outer]
+        starts = [self.starts[x] + offsets[x] for x in self.outer]
         low, high = seen.hull(starts, [sizes[x] for x in self.outer])
-        own = jnp.asarray(self.starts[self.inner], jnp.int32)
-        return lax.max(low - own, np.int32(0)), lax.max(high - own, np.int32(0))
+        own = as_offset(self.starts[self.inner])
+        return lax.max(low - own, OFFSET(0)), lax.max(high - own, OFFSET(0))
 
     def _is_hole(self, tile: _Tile) -> Any:
         """Whether a tile holds nothing."""
-        starts = [jnp.asarray(tile.starts[x], jnp.int32) for x in self.outer]
+        starts = [tile.starts[x] for x in self.outer]
         sizes = [tile.sizes[x] for x in self.outer]
         return self.kernel.seen.is_hole(starts, sizes, tile.starts[self.inner], tile.sizes[self.inner])
 
@@ -289,7 +288,7 @@ class _Sweep:
             0 if x is None else tile.starts[x] - begin for x, begin in zip(sink.dims, begins, strict=True)
         ]
         offsets[sink.dims.index(self.inner)] -= self.kernel.first
-        return [jnp.asarray(offset, jnp.int32) for offset in offsets]
+        return offsets
 
     def _running(self, tile: _Tile, env: dict[int, Any], carried: list[Any]) -> list[Any]:
         """The running softmax: what was summed so far is rescaled when the maximum has grown."""
@@ -383,7 +382,7 @@ class _Sweep:
         for (tensor, dims), operand in zip(self.swept.operands, self.operands, strict=True):
             at = _at(dims, tile.offsets)
             shape = tuple(n if x is None else tile.sizes[x] for n, x in zip(operand.shape, dims, strict=True))
-            env[tensor, dims] = operand if shape == operand.shape else lax.dynamic_slice(operand, at, shape)
+            env[tensor, dims] = operand if shape == operand.shape else slice_at(operand, at, shape)
         return env
 
     def _evaluate(self, members: Sequence[int], tile: _Tile, env: dict[Any, Any]) -> None:
@@ -452,8 +451,8 @@ def _leave(carried: list[Any], columns: list[Any]) -> tuple[list[Any], list[Any]
 
 def _clamped(position: Any, size: int, count: int) -> Any:
     """The tile of extent ``size`` that a position lies in, in ``[0, count]``."""
-    position = lax.max(jnp.asarray(position, jnp.int32), np.int32(0))
-    return lax.min(lax.div(position, np.int32(size)), np.int32(count))
+    position = lax.max(as_offset(position), OFFSET(0))
+    return lax.min(lax.div(position, OFFSET(size)), OFFSET(count))
 
 
 def _local(array_map: ArrayMap, intervals: Sequence[tuple[int, Any]]) -> LocalArray:
@@ -466,14 +465,19 @@ def _shape(dims: DimLabels, array_map: ArrayMap, sizes: Sequence[int]) -> tuple[
 
 
 def _at(dims: DimLabels, offsets: Sequence[Any]) -> list[Any]:
-    return [np.int32(0) if x is None else jnp.asarray(offsets[x], jnp.int32) for x in dims]
+    return [0 if x is None else offsets[x] for x in dims]
+
+
+def _part_along(array: Any, axis: int, start: Any, size: int) -> jax.Array:
+    starts: list[Any] = [0] * array.ndim
+    starts[axis] = start
+    return slice_at(array, starts, (*array.shape[:axis], size, *array.shape[axis + 1 :]))
 
 
 def _combine_at(buffer: Any, part: Any, at: Sequence[Any], monoid: Monoid) -> Any:
     if part.shape == buffer.shape:
         return monoid.combine(buffer, part)
-    old = lax.dynamic_slice(buffer, at, part.shape)
-    return lax.dynamic_update_slice(buffer, monoid.combine(old, part), at)
+    return update_at(buffer, monoid.combine(slice_at(buffer, at, part.shape), part), at)
 
 
 def aligned(value: Any, dims: DimLabels, wanted: DimLabels) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph, Operation, Tensor
+from einsummable_jax.graph.offsets import OFFSET
 from einsummable_jax.graph.rules._windows import HANDLED_MODES, clamp_indices, in_bounds
 from einsummable_jax.graph.streaming.replace import Replacement, replaced
 from einsummable_jax.graph.streaming.visibility import StaticValues
@@ -46,8 +47,8 @@ class _Picks:
         last = [self.shape[self.axis] - 1]
         position = clamp_indices(indices, last)
         if self.mode == lax.GatherScatterMode.FILL_OR_DROP:
-            position = jnp.where(in_bounds(indices, last), position, jnp.int32(-1))
-        return lax.broadcasted_iota(jnp.int32, self.shape, self.axis) == self._by_row(position)
+            position = jnp.where(in_bounds(indices, last), position, OFFSET(-1))
+        return lax.broadcasted_iota(OFFSET, self.shape, self.axis) == self._by_row(position)
 
     def inside(self, indices: jax.Array) -> jax.Array:
         """Which rows have a position picked, booleans of the array's shape with one index."""

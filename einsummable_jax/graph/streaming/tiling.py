@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.graph import Graph
+from einsummable_jax.graph.offsets import OFFSET, as_offset, slice_at
 from einsummable_jax.graph.streaming.passes import Pass, dim_labels, pass_over, reduced_labels
 from einsummable_jax.graph.streaming.regions import Region
 from einsummable_jax.graph.streaming.visibility import (
@@ -62,8 +63,8 @@ class Visibility:
     def hull(self, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
         """The hull for a box of the outer labels: ``low`` and ``high``, as traced integers."""
         touched, cut = self._cells(starts, sizes, self.blocks, self.low.shape)
-        low = jnp.where(touched, cut(self.low.astype(np.int32)), np.iinfo(np.int32).max)
-        high = jnp.where(touched, cut(self.high.astype(np.int32)), np.int32(0))
+        low = jnp.where(touched, cut(self.low.astype(OFFSET)), np.iinfo(OFFSET).max)
+        high = jnp.where(touched, cut(self.high.astype(OFFSET)), OFFSET(0))
         axes = tuple(range(self.low.ndim))
         return lax.reduce_min(low, axes), lax.reduce_max(high, axes)
 
@@ -77,7 +78,6 @@ class Visibility:
           size: Its extent along it.
         """
         assert self.holes is not None
-        start = jnp.asarray(start, jnp.int32)
         touched, cut = self._cells([*starts, start], [*sizes, size], (*self.blocks, BLOCK), self.holes.shape)
         return jnp.all(~touched | cut(self.holes))
 
@@ -91,15 +91,16 @@ class Visibility:
         counts: list[int] = []
         for axis, (start, size, block) in enumerate(zip(starts, sizes, blocks, strict=True)):
             if shape[axis] == 1:
-                firsts.append(np.int32(0))
+                firsts.append(0)
                 counts.append(1)
                 continue
+            start = as_offset(start)
             counts.append(min(-(-size // block) + 1, shape[axis]))
-            firsts.append(lax.min(lax.div(start, np.int32(block)), np.int32(shape[axis] - counts[axis])))
-            cell = firsts[axis] + jnp.arange(counts[axis], dtype=jnp.int32)
+            firsts.append(lax.min(lax.div(start, OFFSET(block)), OFFSET(shape[axis] - counts[axis])))
+            cell = firsts[axis] + jnp.arange(counts[axis], dtype=OFFSET)
             here = (cell * block < start + size) & ((cell + 1) * block > start)
             touched &= lax.expand_dims(here, [d for d in range(len(shape)) if d != axis])
-        return touched, lambda cells: lax.dynamic_slice(cells, firsts, counts)
+        return touched, lambda cells: slice_at(cells, firsts, counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
