@@ -5,6 +5,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 _FLAGS = {
     "--xla_force_host_platform_device_count": "8",
     # Programs here are small: LLVM's optimisation would take far longer than they run.
@@ -19,3 +21,12 @@ for _flag, _value in _FLAGS.items():
 if "EINSUMMABLE_JAX_CACHE_DIR" not in os.environ:
     os.environ["EINSUMMABLE_JAX_CACHE_DIR"] = _folder = tempfile.mkdtemp(prefix="einsummable_jax_tests_")
     atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+
+@pytest.fixture
+def x64():
+    """The test runs with `jax_enable_x64`."""
+    import jax  # not before the flags are set
+
+    with jax.enable_x64(True):
+        yield

@@ -11,10 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spec_simulator import evaluate, random_cover
+from widths import widened
 
 from einsummable_jax.graph import build_graph
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 4e-3, "complex64": 2e-5, "float64": 1e-12}
+TOLERANCE = {
+    "float32": 2e-5,
+    "bfloat16": 4e-2,
+    "float16": 4e-3,
+    "complex64": 2e-5,
+    "float64": 1e-12,
+    "complex128": 1e-12,
+}
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
@@ -37,6 +45,7 @@ def integers(low: int, high: int, *shape: int, dtype: Any = np.int32) -> np.ndar
 
 def check(fn: Callable[..., Any], *args: Any, rounds: int = 2, traced: bool = True) -> None:
     """``fn`` in random pieces, with starts as ints and as traced scalars, equals ``jax.jit(fn)``."""
+    args = widened(args)
     graph = build_graph(jax.jit(fn).trace(*args).jaxpr)
     missing = {op.primitive for op in graph.operations if not op.spec.has_rule}
     assert not missing, f"no rule for {missing}"

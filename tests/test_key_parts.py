@@ -15,13 +15,17 @@ from einsummable_jax.graph.streaming import STREAMED, parts, regions, stream, ti
 QUERIES, SIZE = 3, 8
 
 
-@pytest.fixture(autouse=True)
-def short_parts(monkeypatch):
+def make_parts_short(monkeypatch):
     monkeypatch.setattr(regions, "MIN_BYTES", 1)
     monkeypatch.setattr(regions, "GROWTH", 1)
     monkeypatch.setattr(tile_search, "LIVE_TILES", 8192)  # 16 by 16 in a cache of 2 MiB
     monkeypatch.setattr(tiling, "BLOCK", 16)
     monkeypatch.setattr(parts, "MIN_LENGTH", 16)
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch):
+    make_parts_short(monkeypatch)
 
 
 def draw(keys):
