@@ -140,7 +140,8 @@ class _Emitter:
 
     def pack(self, step: PackStep) -> None:
         row = [self.buffers[source].reshape(-1) for source in step.sources]
-        if padding := step.row_elements - sum(tile.size for tile in row):
+        padding = step.row_elements - sum(tile.size for tile in row)
+        if padding or not row:
             row.append(jnp.zeros(padding, self.graph.tensors[step.tensor].dtype))
         self.buffers[step.result] = jnp.concatenate(row).reshape(1, -1)
 

@@ -428,6 +428,9 @@ def overlaps_itself(boxes: Sequence[Bounds], labels: Sequence[int]) -> bool:
 
 
 def is_partition(calls: DeviceBoxes, extents: Sequence[int]) -> bool:
-    """Whether the boxes fill the iteration space, each point in one call of one device."""
+    """Whether the boxes fill the iteration space, each point in one call of one device.
+
+    No boxes are no partition, of a space without points either: there is nothing in them to follow.
+    """
     boxes = [box for device in calls for box in device]
-    return sum(map(volume, boxes)) == math.prod(extents) and disjoint(boxes)
+    return bool(boxes) and sum(map(volume, boxes)) == math.prod(extents) and disjoint(boxes)

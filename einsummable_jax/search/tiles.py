@@ -132,7 +132,8 @@ def single_copy(shape: tuple[int, ...], boxes: DeviceBoxes) -> DeviceBoxes:
 
 def disjoint(boxes: Sequence[Bounds]) -> bool:
     """Whether no two of the boxes, none of them empty, have a point in common."""
-    bounds = np.array(boxes, np.int64).reshape(len(boxes), -1, 2)
+    rank = len(boxes[0]) if boxes else 0
+    bounds = np.array(boxes, np.int64).reshape(len(boxes), rank, 2)
     low = np.maximum(bounds[:, None, :, 0], bounds[None, :, :, 0])
     high = np.minimum(bounds[:, None, :, 1], bounds[None, :, :, 1])
     return int(np.count_nonzero((low < high).all(axis=-1))) == len(boxes)
