@@ -96,7 +96,7 @@ SCATTERS = {
 def expanded_scatter(
     primitive: Primitive, params: Mapping[str, Any], inputs: Sequence[Any]
 ) -> ClosedJaxpr | None:
-    """A scatter onto an array as one onto nothing, then added; None where that is more work.
+    """A scatter onto an array as one onto nothing, then added; None where that is more work, or none.
 
     Each is then planned on its own: what is scattered in the steps of a loop may stay contributions.
 
@@ -106,7 +106,8 @@ def expanded_scatter(
       inputs: An object with ``shape`` and ``dtype`` per operand.
     """
     monoid = SCATTERS[primitive.name]
-    if math.prod(inputs[2].shape) < math.prod(inputs[0].shape):
+    less_work = math.prod(inputs[2].shape) < math.prod(inputs[0].shape)
+    if less_work or not monoid.aggregates(inputs[0].dtype):
         return None
 
     def apart(array: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:

@@ -21,6 +21,14 @@ class Monoid(enum.Enum):
     AND = "and"
     OR = "or"
 
+    def aggregates(self, dtype: Any) -> bool:
+        """Whether it is a commutative monoid on ``dtype``.
+
+        Maxima and minima of complex numbers are none. JAX compares them by real part, then by imaginary part;
+        where one has a NaN in it, the second operand counts as the larger, so that the order decides.
+        """
+        return self not in (Monoid.MAX, Monoid.MIN) or not jnp.issubdtype(dtype, jnp.complexfloating)
+
     def contribution_dtype(self, dtype: Any) -> Any:
         """The type in which contributions to an aggregate of type ``dtype`` are kept until it is complete.
 

@@ -33,6 +33,11 @@ def reduction(name: str, extent: int, monoid: Monoid | None) -> Label:
     return Label(name, extent, Role.REPLICATED if monoid is None else Role.REDUCTION, monoid)
 
 
+def monoid_on(monoid: Monoid | None, dtype: Any) -> Monoid | None:
+    """``monoid``, if it is one on ``dtype``."""
+    return monoid if monoid is not None and monoid.aggregates(dtype) else None
+
+
 def identity(shape: Sequence[int], labels: Sequence[int] | None = None) -> ArrayMap:
     """Dimension ``d`` is label ``labels[d]`` (by default label ``d``)."""
     positions = range(len(shape)) if labels is None else labels

@@ -87,6 +87,11 @@ def _both(monoid: Monoid) -> tuple[Commutes, ...]:
     return (Commutes(frozenset({0, 1}), monoid),)
 
 
+def _extremum(monoid: Monoid) -> Commuting:
+    """The same, on types that it aggregates."""
+    return lambda context: _both(monoid) if monoid.aggregates(context.outputs[0].dtype) else ()
+
+
 def _product(context: OpContext) -> Sequence[Commutes]:
     """Of floats, by constants that make nothing larger."""
     if wraps_around(context.outputs[0].dtype):
@@ -119,8 +124,8 @@ elementwise("add_any", commutes=[linear(0, 1)])
 elementwise("clamp")
 elementwise("div", commutes=_quotient, wants_constants=True)
 elementwise("integer_pow", 2)
-elementwise("max", commutes=_both(Monoid.MAX))
-elementwise("min", commutes=_both(Monoid.MIN))
+elementwise("max", commutes=_extremum(Monoid.MAX))
+elementwise("min", commutes=_extremum(Monoid.MIN))
 elementwise("mul", commutes=_product, wants_constants=True)
 elementwise("mulhi")
 elementwise("neg", commutes=[linear(0)])

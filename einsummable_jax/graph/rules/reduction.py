@@ -6,7 +6,14 @@ from typing import Any
 
 import jax
 
-from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, pass_through, reduction
+from einsummable_jax.graph.rules._labels import (
+    dim_name,
+    identity,
+    may_go_on,
+    monoid_on,
+    pass_through,
+    reduction,
+)
 from einsummable_jax.graph.rules.registry import OpContext, register, rule
 from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall
 from einsummable_jax.layout import Monoid
@@ -15,6 +22,7 @@ from einsummable_jax.layout import Monoid
 def reduction_spec(context: OpContext, monoid: Monoid | None) -> JoinAggSpec:
     """Axes are reduced by ``monoid`` (None: they may not be cut), the others pass through."""
     operand, result = context.inputs[0], context.outputs[0]
+    monoid = monoid_on(monoid, operand.dtype)
     axes = {int(a) for a in context.params["axes"]}
     kept = [d for d in range(operand.ndim) if d not in axes]
     reduced = [d for d in range(operand.ndim) if d in axes]
@@ -110,7 +118,7 @@ _CUMULATIVE = {
     roles="axis needs replication; others pass through",
 )
 def _cumulative(context: OpContext) -> JoinAggSpec:
-    monoid = _CUMULATIVE.get(context.primitive.name)
+    monoid = monoid_on(_CUMULATIVE.get(context.primitive.name), context.inputs[0].dtype)
     return along_axis_spec(context, int(context.params["axis"]), monoid)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from einsummable_jax.graph.offsets import OFFSET, as_offset
-from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, reduction
+from einsummable_jax.graph.rules._labels import dim_name, identity, may_go_on, monoid_on, reduction
 from einsummable_jax.graph.rules._windows import (
     HANDLED_MODES,
     Windows,
@@ -36,7 +36,7 @@ def scatter_spec(context: OpContext, scatter: ScatterFunction, monoid: Monoid | 
     indexed dimension drops the updates that fall outside.
     """
     operand, indices, updates = context.inputs
-    windows = _windows(context)
+    windows, monoid = _windows(context), monoid_on(monoid, operand.dtype)
     if context.params["mode"] not in HANDLED_MODES or _has_own_update(context):
         return None
     if 0 in operand.shape or 0 in indices.shape or 0 in updates.shape:
@@ -65,7 +65,8 @@ def _commutes(context: OpContext, monoid: Monoid | None) -> tuple[Commutes, ...]
         subtracted = {2} if context.primitive.name == "scatter-sub" else ()
         together = Commutes(frozenset({0, 2}), monoid, frozenset(subtracted))
         return (together,) if may_go_on(monoid, context.outputs[0].dtype) else ()
-    return (moves(0, 2),) if context.params["unique_indices"] else ()
+    replaces = context.primitive.name == "scatter" and context.params["unique_indices"]
+    return (moves(0, 2),) if replaces else ()
 
 
 def _windows(context: OpContext) -> Windows:
@@ -147,7 +148,10 @@ def _kernel(
             dropped = jnp.where(kept, local, np.iinfo(OFFSET).max)
             return [scatter(x, dropped, updates, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)]
         # Of a scatter with one index vector XLA makes slices, whose starts have to be in range.
-        nothing = _window(windows, x, local, updates) if monoid is None else _neutral(context, monoid, x.dtype)
+        if monoid is None:
+            nothing = _window(windows, x, local, updates)
+        else:
+            nothing = _neutral(context, monoid, x.dtype)
         updates = jnp.where(spread(kept, windows), updates, nothing)
         return [scatter(x, local, updates, numbers, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)]
 
