@@ -32,6 +32,8 @@ from jax._src.callback import OrderedIOEffect as OrderedIOEffect
 from jax._src.callback import emit_python_callback as emit_python_callback
 from jax._src.callback import io_callback_impl as io_callback_impl
 from jax._src.callback import pure_callback_impl as pure_callback_impl
+from jax._src.config import abstract_mesh_context_manager as abstract_mesh_state  # noqa: F401
+from jax._src.config import device_context as concrete_mesh_state  # noqa: F401
 from jax._src.debugging import DebugEffect as DebugEffect
 from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
 from jax._src.debugging import debug_callback_impl as debug_callback_impl
@@ -47,8 +49,13 @@ from jax._src.lax.lax import dot_general_p as dot_general_p
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
 from jax._src.linear_util import _clean_keystr_arg_names as clean_keystr  # noqa: F401
 from jax._src.mesh import empty_abstract_mesh as empty_abstract_mesh
+from jax._src.mesh import empty_concrete_mesh as empty_concrete_mesh
 from jax._src.mesh import get_concrete_mesh as get_concrete_mesh
 from jax._src.mesh import thread_resources as thread_resources
+from jax._src.pjit import reshard_p as reshard_p
+from jax._src.pjit import sharding_constraint_p as sharding_constraint_p
+from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
+from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax._src.state.discharge import discharge_state as discharge_state
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.tree_util import prefix_errors as prefix_errors
@@ -119,3 +126,17 @@ def forget_failed_tokens() -> None:
 def coordination_client() -> Any:
     """The client of the store that processes share after `jax.distributed.initialize`; None before."""
     return _distributed.global_state.client
+
+
+def expressible(sharding: Any, rank: int, mesh: Any) -> bool:
+    """Whether JAX can say by a spec over ``mesh`` how an array of ``rank`` with ``sharding`` lies."""
+    try:
+        parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
+    except (ValueError, StopIteration, NotImplementedError, AssertionError):
+        return False
+    return True
+
+
+def replicated(sharding: Any) -> Any:
+    """The sharding without a mesh of an array that is whole on each of the devices of ``sharding``."""
+    return _GSPMDSharding.get_replicated(sharding._device_assignment)

@@ -2,6 +2,7 @@
 
 from einsummable_jax.lowering.crossing import crossing_shape as crossing_shape
 from einsummable_jax.lowering.crossing import named_sharding as named_sharding
+from einsummable_jax.lowering.crossing import on_mesh as on_mesh
 from einsummable_jax.lowering.crossing import partition_spec as partition_spec
 from einsummable_jax.lowering.crossing import refined_mesh as refined_mesh
 from einsummable_jax.lowering.executable import DeviceProgram as DeviceProgram

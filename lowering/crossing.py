@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from einsummable_jax._caches import cached
+from einsummable_jax._compat import expressible
 from einsummable_jax.layout import Layout, MeshLayout, PlacedLayout, TiledLayout, axis_names, axis_sizes
 
 
@@ -35,6 +36,32 @@ def partition_spec(layout: Layout) -> PartitionSpec:
 def named_sharding(devices: tuple[jax.Device, ...], layout: Layout) -> NamedSharding:
     """The same over ``devices``."""
     return NamedSharding(refined_mesh(devices), partition_spec(layout))
+
+
+def on_mesh(
+    layout: Layout, shape: Sequence[int], devices: tuple[jax.Device, ...], mesh: AbstractMesh | None
+) -> NamedSharding | None:
+    """Where an array in ``layout`` has to go for ``mesh`` to express it; None: it does, or is over others.
+
+    JAX says by the mesh of its first argument where a result of `jit` lies, and fails where that cannot be
+    said (docs/xla_faults.md). Here a mesh axis at a time, the largest first, cuts the dimension that the
+    layout cuts most beyond what other axes do.
+    """
+    if mesh is None or mesh.size != len(devices) or not isinstance(layout, MeshLayout):
+        return None
+    own = named_sharding(devices, layout)
+    placed = Mesh(np.array(devices, dtype=object).reshape(mesh.axis_sizes), mesh.axis_names)
+    if expressible(own, len(shape), placed):
+        return None
+    wanted = [n // part for n, part in zip(shape, own.shard_shape(tuple(shape)), strict=True)]
+    cuts, axes = [1] * len(shape), [[] for _ in shape]
+    for name, extent in sorted(placed.shape.items(), key=lambda item: -item[1]):
+        dims = [d for d, n in enumerate(shape) if wanted[d] > cuts[d] and n % (cuts[d] * extent) == 0]
+        if dims:
+            dim = max(dims, key=lambda d: wanted[d] / cuts[d])
+            cuts[dim] *= extent
+            axes[dim].append(name)
+    return NamedSharding(placed, PartitionSpec(*map(tuple, axes)))
 
 
 def crossing_shape(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from einsummable_jax._compat import (
     core,
     eval_context,
     fun_sourceinfo,
+    get_concrete_mesh,
     is_jit_disabled,
     is_tracing,
     pe,
@@ -29,13 +30,16 @@ from einsummable_jax.transform.arguments import Call, Signature, abstract
 from einsummable_jax.transform.known import known_values
 from einsummable_jax.transform.launch import Executable, check_not_called_back, weak_types
 from einsummable_jax.transform.layouts import FixedLayouts, Requests, agree, context_mesh, paired
+from einsummable_jax.transform.meshes import no_mesh
 from einsummable_jax.transform.method import DistributedMethod
 from einsummable_jax.transform.planner import Options, prepare
-from einsummable_jax.transform.primitive import CallSite, bind, check_not_within_manual
+from einsummable_jax.transform.primitive import CallSite, check_not_within_manual
+from einsummable_jax.transform.primitive import call as distributed_call
 from einsummable_jax.transform.references import without_references
 from einsummable_jax.transform.stages import Lowered, Program, Traced
 from einsummable_jax.transform.state import state_pairs
 from einsummable_jax.transform.transfers import Transfers
+from einsummable_jax.transform.untyped import without_shardings
 
 
 class Distributed:
@@ -184,6 +188,7 @@ class Distributed:
         info = core.DebugInfo("distribute", source, names, core.initial_result_paths)
         save_wrapped_fun_debug_info(flat, info)
         closed = without_references(jax.make_jaxpr(flat)(*call.leaves), self._signature.name)
+        closed = without_shardings(closed)
         out_tree, asked = results[-1]
         jaxpr = ClosedJaxpr(pe.convert_constvars_jaxpr(closed.jaxpr), ())
         count = len(closed.consts)
@@ -224,16 +229,17 @@ class Distributed:
 
     def _make_plan(self, program: Program) -> Traced:
         donated = tuple(i + len(program.constants) for i in self._signature.donated_leaves(program.call))
-        lowerable = prepare(
-            program.jaxpr,
-            self._options,
-            program.input_names,
-            program.state,
-            donated,
-            program.fixed,
-            known_values(program.constants),
-            program.ordinary,
-        )
+        with no_mesh():
+            lowerable = prepare(
+                program.jaxpr,
+                self._options,
+                program.input_names,
+                program.state,
+                donated,
+                program.fixed,
+                known_values(program.constants),
+                program.ordinary,
+            )
         given_in, given_out = (
             [fixed and fixed.sharding for fixed in side]
             for side in (program.fixed_inputs, program.fixed_outputs)
@@ -246,13 +252,14 @@ class Distributed:
         """Become part of the program that is being traced."""
         check_not_within_manual(self._signature.name)
         program = self._program(call)
+        operands = [*program.constants, *_whole(call.leaves)]
         # What is traced around it sees whole arrays: state comes and goes as such.
-        site = CallSite(program.name, dataclasses.replace(self._options, tiled_state=False))
+        options = dataclasses.replace(self._options, tiled_state=False)
+        site = CallSite(program.name, options.in_order_of(get_concrete_mesh()))
         fixed = FixedLayouts(
             tuple(map(_in_program, program.fixed.inputs)), tuple(map(_in_program, program.fixed.outputs))
         )
-        labels = {"names": program.input_names, "state": program.state, "fixed": fixed}
-        results = bind(program.jaxpr, site, *program.constants, *_whole(call.leaves), **labels)
+        results = distributed_call(program.jaxpr, site, operands, fixed, program.input_names, program.state)
         return jax.tree_util.tree_unflatten(program.out_tree, results)
 
     def _run_undistributed(self, call: Call) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from einsummable_jax._compat import forget_failed_tokens, weakly_typed
 from einsummable_jax.custom_calls import raise_failure
@@ -23,10 +23,12 @@ from einsummable_jax.lowering import (
     crossing_shape,
     current_call,
     named_sharding,
+    on_mesh,
     refined_mesh,
 )
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.donation import check_alive, placed_apart
+from einsummable_jax.transform.meshes import is_explicit
 from einsummable_jax.transform.progress import step
 
 _MAX_IN_FLIGHT = 4
@@ -127,6 +129,11 @@ class Slot:
             same = array.layout == self.layout and array.stacked.shape == array.layout.stacked_shape
             return self.is_tiled and same and in_place(array.stacked, self.crossing)
         return not self.is_tiled and in_place(array, self.sharding)
+
+    def differs_in_type(self, array: jax.Array) -> bool:
+        """Whether ``array`` is there but for its type, which has its sharding over an explicit mesh."""
+        held = array.sharding
+        return not self.is_tiled and is_explicit(held) and held.is_equivalent_to(self.sharding, array.ndim)
 
     def enter(self, array: Any) -> jax.Array:
         """What crosses for ``array``, which is in place. No element moves."""
@@ -301,25 +308,48 @@ class Executable:
             return value
         if isinstance(value, (jax.Array, TiledArray)):
             check_alive([value], self.function, self.names[position : position + 1])
+        if isinstance(value, jax.Array) and slot.differs_in_type(value):
+            return relabelled(value, value.shape, slot.sharding)
         return placed_apart(slot.place, value) if position in self.donated else slot.place(value)
 
 
-def of_whole_arrays(lowerable: Lowerable) -> Callable[..., list[Any]]:
-    """The traceable function of a plan, from whole arrays to whole arrays also where it has tiles."""
+def of_whole_arrays(
+    lowerable: Lowerable, mesh: AbstractMesh | None = None, operands: Sequence[AbstractMesh] = ()
+) -> Callable[..., list[Any]]:
+    """The traceable function of a plan, from whole arrays to whole arrays also where it has tiles.
+
+    Args:
+      lowerable: The plan.
+      mesh: The caller's mesh: operands and results come and go as it can express.
+      operands: The mesh that each operand is on. What is on that of the plan comes as it is.
+    """
     function, plan, devices = lowerable.function(), lowerable.plan, lowerable.devices
+    shapes_in, shapes_out = (
+        [plan.graph.tensors[tensor].shape for tensor in side]
+        for side in (plan.graph.inputs, plan.graph.outputs)
+    )
+    own = refined_mesh(devices).abstract_mesh
+    meshes = [None if held == own else mesh for held in operands] or [mesh] * len(shapes_in)
+
+    def enter(x: Any, layout: Layout, shape: tuple[int, ...], mesh: AbstractMesh | None) -> Any:
+        if isinstance(layout, TiledLayout):
+            return TiledArray.from_array(x, layout, devices).stacked
+        return _expressible(x, on_mesh(layout, shape, devices, mesh))
+
+    def leave(x: Any, layout: Layout, shape: tuple[int, ...]) -> Any:
+        if isinstance(layout, TiledLayout):
+            return TiledArray(x, layout, shape).to_array()
+        return _expressible(x, on_mesh(layout, shape, devices, mesh))
 
     def run(*args: Any) -> list[Any]:
-        crossing = [
-            TiledArray.from_array(arg, layout, devices).stacked if isinstance(layout, TiledLayout) else arg
-            for arg, layout in zip(args, plan.inputs, strict=True)
-        ]
-        shapes = [plan.graph.tensors[tensor].shape for tensor in plan.graph.outputs]
-        return [
-            TiledArray(result, layout, shape).to_array() if isinstance(layout, TiledLayout) else result
-            for result, layout, shape in zip(function(*crossing), plan.outputs, shapes, strict=True)
-        ]
+        results = function(*map(enter, args, plan.inputs, shapes_in, meshes))
+        return list(map(leave, results, plan.outputs, shapes_out))
 
     return run
+
+
+def _expressible(x: Any, target: NamedSharding | None) -> Any:
+    return x if target is None else jax.lax.with_sharding_constraint(x, target)
 
 
 def in_place(array: Any, sharding: Sharding) -> bool:

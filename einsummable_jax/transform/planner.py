@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from einsummable_jax._compat import own_settings, weakref_lru_cache
 from einsummable_jax.exchange import BUDGET_S, ExchangeProgram, best_candidate
@@ -58,6 +59,14 @@ class Options:
         names = [field.name for field in dataclasses.fields(self) if field.name not in apart]
         kind = self.devices[0].platform, self.devices[0].device_kind
         return (("kind", kind), *((name, getattr(self, name)) for name in names))
+
+    def in_order_of(self, mesh: Mesh) -> Options:
+        """The same for the devices in the order of ``mesh``, if it is over the same ones."""
+        devices, own = tuple(mesh.devices.flat), self.devices
+        if devices == own or len(devices) != len(own) or set(devices) != set(own):
+            return self
+        topology = self.topology.of_devices([own.index(device) for device in devices])
+        return dataclasses.replace(self, devices=devices, topology=topology)
 
     def boundary(
         self, graph: Graph, fixed: FixedLayouts | None = None, ordinary: frozenset[int] = frozenset()

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from einsummable_jax._caches import cached
 from einsummable_jax._compat import (
     Zero,
     ad,
@@ -35,6 +36,17 @@ from einsummable_jax.graph import on_devices
 from einsummable_jax.lowering import refined_mesh
 from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.launch import Executable, of_whole_arrays, weak_types
+from einsummable_jax.transform.layouts import FixedLayouts
+from einsummable_jax.transform.meshes import (
+    enter_p,
+    has_explicit_axis,
+    is_explicit,
+    leave_p,
+    mesh_around,
+    no_mesh,
+    returned,
+    without_mesh,
+)
 from einsummable_jax.transform.planner import Options, prepare
 
 distributed_call_p = core.Primitive("distributed_call")
@@ -51,10 +63,12 @@ class CallSite:
     Attributes:
       name: The function's name.
       options: Devices, machine and objective.
+      mesh: The caller's mesh, if there is one: then the program around the call is over its devices.
     """
 
     name: str
     options: Options
+    mesh: AbstractMesh | None = None
 
 
 def check_not_within_manual(name: str) -> None:
@@ -81,7 +95,18 @@ def _device_marker(devices: tuple[jax.Device, ...]) -> Any:
     """
     sharding = NamedSharding(refined_mesh(devices), PartitionSpec())
     value = jax.ShapeDtypeStruct((), jax.numpy.bool_)
-    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(value)
+    with no_mesh():
+        return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(value)
+
+
+def _marker(site: CallSite) -> Any:
+    """The marker, unless the caller's mesh tells the devices.
+
+    That may have them in another order. On CPU nothing but this order says which device a rank is on;
+    elsewhere exchanges are told.
+    """
+    devices = site.options.devices
+    return None if site.mesh is not None and devices[0].platform == "cpu" else _device_marker(devices)
 
 
 def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
@@ -99,8 +124,48 @@ def bind(jaxpr: Any, site: CallSite, *args: Any, **labels: Any) -> list[Any]:
         names=labels.get("names", ()),
         state=labels.get("state", ()),
         fixed=fixed,
-        marker=_device_marker(site.options.devices),
+        marker=_marker(site),
     )
+
+
+def call(
+    jaxpr: Any, site: CallSite, operands: Sequence[Any], fixed: FixedLayouts, names: Any, state: Any
+) -> list[Any]:
+    """A call as its function wrote it, in whatever program and under whatever mesh.
+
+    Args:
+      jaxpr: The program, without shardings in its types.
+      site: The function's name and options.
+      operands: What it is called with.
+      fixed: Layouts of operands and results that the user fixed.
+      names: What reports call each operand.
+      state: Pairs (operand, result) of what comes back.
+    """
+    types = [jax.typeof(x) for x in operands]
+    site = dataclasses.replace(site, mesh=mesh_around(types))
+    if site.mesh is None or not has_explicit_axis(site.mesh):
+        return bind(jaxpr, site, *operands, names=names, state=state, fixed=fixed)
+    comes_back = {result: types[operand] for operand, result in state}
+    back = tuple(comes_back.get(number) for number in range(len(jaxpr.out_avals)))
+    # A program of its own, also where nothing is traced: so JAX sees to the types of all values within.
+    results = _crossing(jaxpr, site, back, names, state, fixed)(*operands)
+    return [
+        result if argument is not None or layout is not None else leave_p.bind(result)
+        for result, argument, layout in zip(results, back, fixed.outputs, strict=True)
+    ]
+
+
+@cached(maxsize=128)
+def _crossing(jaxpr: Any, site: CallSite, back: Any, names: Any, state: Any, fixed: Any) -> Any:
+    def distributed(*operands: Any) -> list[Any]:
+        entered = [enter_p.bind(x) if is_explicit(jax.typeof(x).sharding) else x for x in operands]
+        results = bind(jaxpr, site, *entered, names=names, state=state, fixed=fixed)
+        return [
+            result if argument is None else returned(result, argument)
+            for result, argument in zip(results, back, strict=True)
+        ]
+
+    return jax.jit(distributed)
 
 
 @weakref_lru_cache
@@ -110,7 +175,11 @@ def _without_constants(jaxpr: Any) -> Any:
 
 @functools.partial(distributed_call_p.def_effectful_abstract_eval)
 def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
-    return jaxpr.out_avals, on_devices(jaxpr.effects)
+    return _out_types(jaxpr), on_devices(jaxpr.effects)
+
+
+def _out_types(jaxpr: Any) -> list[Any]:
+    return list(map(without_mesh, jaxpr.out_avals))
 
 
 @weakref_lru_cache
@@ -123,15 +192,48 @@ def _executable(jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any) 
 def _run(*args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any) -> Any:
     if is_jit_disabled():
         return jaxpr_as_fun(jaxpr)(*args)
-    results = _executable(jaxpr, site, names, state, fixed).place_and_run(args)
+    with no_mesh():
+        results = _executable(jaxpr, site, names, state, fixed).place_and_run(args)
     return [result.to_array() if isinstance(result, TiledArray) else result for result in results]
 
 
 def _lower(
     ctx: Any, *args: Any, jaxpr: Any, site: CallSite, names: Any, state: Any, fixed: Any, marker: Any
 ) -> Any:
-    function = of_whole_arrays(prepare(jaxpr, site.options, names, state, fixed=fixed))
-    return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+    with no_mesh():
+        if _is_without_devices(site, ctx.module_context.axis_context.num_devices):
+            function = core.jaxpr_as_fun(jaxpr)
+        else:
+            lowerable = prepare(jaxpr, site.options, names, state, fixed=fixed)
+            function = of_whole_arrays(lowerable, site.mesh, [aval.sharding.mesh for aval in ctx.avals_in])
+        types = {side: list(map(without_mesh, getattr(ctx, side))) for side in ("avals_in", "avals_out")}
+        inner = ctx.replace(**types)
+        results = mlir.lower_fun(function, multiple_results=True)(inner, *args)
+    if inner.tokens_out is not None:  # of ordered effects: set on the copy
+        ctx.set_tokens_out(inner.tokens_out)
+    return results
+
+
+def _is_without_devices(site: CallSite, around: int) -> bool:
+    """Whether a call is part of a program, of ``around`` devices, whose operands have no mesh.
+
+    So has what is known of a call on the caller's mesh before its arguments are (constants): one device, the
+    default one, does that.
+
+    Raises:
+      ValueError: If the program is on devices, and of another number.
+    """
+    own = len(site.options.devices)
+    if own == around:
+        return False
+    if around == 1 and site.mesh is not None and site.mesh.size > 1:
+        return True
+    raise ValueError(
+        f"distribute({site.name}) runs on {own} devices, the program around it (`jit`, `scan`, ...) on "
+        f"{around}: one program has one set of devices. Remedy: give both the same, by distribute(..., "
+        "devices=) or by moving the arguments (jax.device_put), or call the distributed function by itself, "
+        "outside of the program"
+    )
 
 
 # Not cached: each lowering numbers its exchanges anew, so that two calls in one program never mix up.
@@ -152,12 +254,13 @@ def _spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, site: CallSite, names: Any, fixed: Any, **_: Any) -> Any:
     nonzero = [type(tangent) is not Zero for tangent in tangents]
-    jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
+    with no_mesh():
+        jvp, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, instantiate=False)
     fixed = fixed and fixed.extended(len(jvp.in_avals), len(jvp.out_avals))
     names = names and (*names, *(f"tangent of {name}" for name in _nonzero(nonzero, names)))
     outs = bind(jvp, site, *primals, *_nonzero(nonzero, tangents), names=names, fixed=fixed)
     count = len(jaxpr.out_avals)
-    return outs[:count], _spread(nonzero_out, outs[count:], jaxpr.out_avals)
+    return outs[:count], _spread(nonzero_out, outs[count:], _out_types(jaxpr))
 
 
 ad.primitive_jvps[distributed_call_p] = _jvp
@@ -166,7 +269,8 @@ ad.primitive_jvps[distributed_call_p] = _jvp
 def _linearize(
     is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: Any, site: CallSite, names: Any, fixed: Any, **_: Any
 ) -> Any:
-    primal, count, nonzero_out, forwarded, tangent = ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
+    with no_mesh():
+        primal, count, nonzero_out, forwarded, tangent = ad.linearize_jaxpr(jaxpr, nonzero, is_vjp=is_vjp)
     fixed = fixed and fixed.extended(len(primal.in_avals), len(primal.out_avals))
     outs = bind(primal, site, *primals, names=names, fixed=fixed)
     made = iter(outs[len(outs) - count :])
@@ -175,7 +279,7 @@ def _linearize(
 
     def tangent_function(residuals: Any, *tangents: Any) -> list[Any]:
         tangent_outs = bind(tangent, site, *residuals, *_nonzero(nonzero, tangents))
-        return _spread(nonzero_out, tangent_outs, jaxpr.out_avals)
+        return _spread(nonzero_out, tangent_outs, _out_types(jaxpr))
 
     return outs[: len(outs) - count], nonzero_out, residuals, tangent_function
 
@@ -186,7 +290,9 @@ ad.primitive_linearizations[distributed_call_p] = _linearize
 def _transpose(cotangents: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any) -> None:
     values, specs = ad.project_accums(args)
     flat, in_tree = jax.tree_util.tree_flatten((values, cotangents))
-    transposed, out_tree = _transpose_jaxpr(jaxpr, in_tree, tuple(core.typeof(x) for x in flat), specs)
+    types = tuple(without_mesh(core.typeof(x)) for x in flat)
+    with no_mesh():
+        transposed, out_tree = _transpose_jaxpr(jaxpr, in_tree, types, specs)
     outs = jax.tree_util.tree_unflatten(out_tree, bind(transposed, site, *flat))
     for arg, cotangent in zip(args, outs, strict=True):
         if isinstance(arg, ad.ValAccum):
@@ -218,7 +324,9 @@ ad.fancy_transposes[distributed_call_p] = _transpose
 
 
 def _batch(axis: Any, values: Any, dims: Any, *, jaxpr: Any, site: CallSite, **_: Any) -> Any:
-    batched, dims_out = batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
+    axis = batching.AxisData(axis.name, axis.size, axis.spmd_name, None)
+    with no_mesh():
+        batched, dims_out = batching.batch_jaxpr2(jaxpr, axis, tuple(dims))
     return bind(batched, site, *values), dims_out
 
 
@@ -228,17 +336,19 @@ batching.fancy_primitive_batchers[distributed_call_p] = _batch
 def _partial_eval(trace: Any, *tracers: Any, jaxpr: Any, site: CallSite, **_: Any) -> Any:
     """Split the call in the part that depends on known arguments only and the rest, linked by residuals."""
     unknown = [not tracer.pval.is_known() for tracer in tracers]
-    known_jaxpr, unknown_jaxpr, unknown_out, residual_avals = pe.partial_eval_jaxpr_nounits(
-        jaxpr, unknown, instantiate=False
-    )
+    with no_mesh():
+        known_jaxpr, unknown_jaxpr, unknown_out, residual_avals = pe.partial_eval_jaxpr_nounits(
+            jaxpr, unknown, instantiate=False
+        )
     known_values = [tracer.pval.get_known() for tracer in tracers if tracer.pval.is_known()]
     outs = bind(known_jaxpr, site, *known_values)
     count = len(outs) - len(residual_avals)
     residuals = [trace.new_instantiated_const(value) for value in outs[count:]]
     arguments = [*residuals, *(tracer for tracer in tracers if not tracer.pval.is_known())]
     with core.set_current_trace(trace.parent_trace):
-        marker = _device_marker(site.options.devices)
-    results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
+        marker = _marker(site)
+    types = _out_types(unknown_jaxpr)
+    results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in types]
     if unknown_jaxpr.consts:
         arguments = [*map(trace.new_instantiated_const, unknown_jaxpr.consts), *arguments]
         unknown_jaxpr = _without_constants(unknown_jaxpr.jaxpr)
@@ -277,7 +387,8 @@ pe.partial_eval_jaxpr_custom_rules[distributed_call_p] = _split_for_remat
 def _remat(
     policy: Any, *args: Any, jaxpr: Any, site: CallSite, **_: Any
 ) -> tuple[list[Any], Callable[..., Any]]:
-    forward, again, count = remat.remat_jaxpr(jaxpr, policy)
+    with no_mesh():
+        forward, again, count = remat.remat_jaxpr(jaxpr, policy)
     outs = bind(forward, site, *args)
     split = len(outs) - count
     return outs[:split], functools.partial(bind, again, site, *outs[split:])

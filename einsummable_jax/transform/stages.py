@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from einsummable_jax._compat import core, eval_context
+from einsummable_jax._compat import core, eval_context, get_concrete_mesh, replicated
 from einsummable_jax.lowering import DeviceProgram
 from einsummable_jax.search import Plan
+from einsummable_jax.tiled_array import TiledArray
 from einsummable_jax.transform.arguments import Call, abstract, flatten
 from einsummable_jax.transform.donation import (
     check_alive,
@@ -21,6 +24,7 @@ from einsummable_jax.transform.donation import (
 )
 from einsummable_jax.transform.launch import Executable, Slot
 from einsummable_jax.transform.layouts import Fixed, FixedLayouts
+from einsummable_jax.transform.meshes import has_explicit_axis, is_explicit, moved_to, no_mesh
 from einsummable_jax.transform.progress import step
 
 
@@ -129,12 +133,13 @@ class Traced:
           RuntimeError: If one that has to be moved is deleted.
         """
         placed, moved, first = list(leaves), [], len(self.program.constants)
-        for number, (leaf, slot) in enumerate(zip(leaves, self.leaf_slots, strict=True)):
-            if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and slot.is_plain:
-                continue
-            placed[number] = self.executable.placed(first + number, leaf)
-            if placed[number] is not leaf:
-                moved.append(number)
+        with no_mesh():
+            for number, (leaf, slot) in enumerate(zip(leaves, self.leaf_slots, strict=True)):
+                if isinstance(leaf, jax.Array) and leaf.sharding is slot.sharding and slot.is_plain:
+                    continue
+                placed[number] = self.executable.placed(first + number, leaf)
+                if placed[number] is not leaf:
+                    moved.append(number)
         return placed, moved
 
     def run(
@@ -159,24 +164,70 @@ class Traced:
           RuntimeError: If an array is deleted.
           ValueError: If a donated array is also passed as another argument.
         """
-        executable, constants = self.executable, self.program.constants
+        with no_mesh():
+            args, results = self._launched(leaves, placed, compiled)
+        first = len(self.program.constants)
+        for number in moved:
+            if first + number in self.executable.donated:
+                release(leaves[number], args[first + number])
+        mesh = self._callers_mesh(leaves, moved)
+        if mesh is not None:
+            results = self._returned(results, leaves, frozenset(moved), mesh)
+        return jax.tree_util.tree_unflatten(self.program.out_tree, results)
+
+    def _launched(
+        self, leaves: Sequence[Any], placed: Sequence[Any], compiled: Callable[..., Any] | None
+    ) -> tuple[list[Any], list[Any]]:
+        """What was launched with, and the results."""
+        executable = self.executable
         args = [*self.placed_constants, *placed]
-        first = len(constants)
         if executable.donated:
-            passed = [*constants, *leaves]
+            passed = [*self.program.constants, *leaves]
             check_given_once(passed, executable.donated, executable.function, executable.names)
             if not executable.launched:  # it takes a while, and a program does the same on every call
                 check_alive(args, executable.function, executable.names)
                 args = with_own_buffers(args, executable.donated)
-        results = executable.run(args) if compiled is None else executable.launch(compiled, args)
-        for number in moved:
-            if first + number in executable.donated:
-                release(leaves[number], args[first + number])
-        return jax.tree_util.tree_unflatten(self.program.out_tree, results)
+        return args, executable.run(args) if compiled is None else executable.launch(compiled, args)
+
+    def _callers_mesh(self, leaves: Sequence[Any], moved: Sequence[int]) -> Mesh | None:
+        """The explicit mesh that is set, or that an argument is on; None if there is none."""
+        mesh = get_concrete_mesh()
+        if has_explicit_axis(mesh):
+            return mesh
+        shardings = [leaves[number].sharding for number in moved if isinstance(leaves[number], jax.Array)]
+        return next((s.mesh for s in (*shardings, *self._asked) if is_explicit(s)), None)
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Any, ...]:
+        """Shardings that the user fixed for arguments: one that has it is not moved."""
+        return tuple(slot.given for slot in self.leaf_slots)
+
+    def _returned(
+        self, results: Sequence[Any], leaves: Sequence[Any], moved: AbstractSet[int], mesh: Mesh
+    ) -> list[Any]:
+        """The results as arrays that mix with those on an explicit mesh.
+
+        One that comes back as an argument goes where that was; any other that the user did not fix is
+        replicated, with no sharding in its type.
+        """
+        first = len(self.program.constants)
+        argument = {result: position - first for position, result in self.program.state}
+        everywhere = replicated(NamedSharding(mesh, PartitionSpec()))
+        found = list(results)
+        for number, (result, slot) in enumerate(zip(results, self.executable.out_slots, strict=True)):
+            back = argument.get(number)
+            if slot.given is not None or isinstance(result, TiledArray):
+                continue
+            if back is None or (back in moved and not _is_explicit_array(leaves[back])):
+                found[number] = moved_to(result, everywhere)
+            elif back in moved:
+                found[number] = moved_to(result, leaves[back].sharding)
+        return found
 
     def lower(self) -> Lowered:
         """Lower to StableHLO."""
-        return Lowered(self, self.executable.jitted.lower(*self.executable.structs()))
+        with no_mesh():
+            return Lowered(self, self.executable.jitted.lower(*self.executable.structs()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -278,3 +329,7 @@ class Compiled:
                 )
         with eval_context():
             return traced.run(leaves, *traced.place(leaves), self.jax_compiled)
+
+
+def _is_explicit_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and is_explicit(leaf.sharding)
