@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -205,6 +205,16 @@ def moves(*operands: int) -> Commutes:
     return Commutes(frozenset(operands), None)
 
 
+class Pace(NamedTuple):
+    """How many times longer arithmetic takes than at the peak rate of a matrix product."""
+
+    cpu: float = 1.0
+    gpu: float = 1.0
+
+
+AT_PEAK = Pace()
+"""As fast as a matrix product."""
+
 Kernel = Callable[..., Sequence[jax.Array]]
 """``kernel(call: LocalCall, *operands) -> results``: JAX code for one kernel call.
 
@@ -226,6 +236,8 @@ class JoinAggSpec:
       has_rule: False for a primitive that no rule covers: it is replicated.
       commutes: Sets of operands that may be contributions, each set by itself.
       within: A label, and the hull in which it is; points outside contribute nothing and cost nothing.
+      pace: How many times longer its arithmetic takes than at peak rate.
+      inside_bytes: What is read and written within the operation, beside its operands and results.
     """
 
     labels: tuple[Label, ...]
@@ -237,6 +249,8 @@ class JoinAggSpec:
     has_rule: bool = True
     commutes: tuple[Commutes, ...] = ()
     within: tuple[int, Hull] | None = None
+    pace: Pace = AT_PEAK
+    inside_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         names = [label.name for label in self.labels]

@@ -90,13 +90,19 @@ class KernelCost:
         if all(op.primitive in FREE or self._is_folded(op) for op in operations):
             return np.zeros(len(candidates))
         share = loads_within(candidates, group.within) / whole_load(group)
-        flops = sum(op.spec.flops for op in operations) * share
+        flops = sum(map(self._paced_flops, operations)) * share
         rate = self.topology.flop_rate(self._arithmetic_dtype(operations))
         calls = candidates.present.sum(axis=-1) if isinstance(candidates, Covers) else 1.0
         touched_bytes = self.touched_bytes(group, candidates, carried)
         if self.topology.shared and any(map(_is_slow_loop, operations)):
             touched_bytes = SLOW_LOOPS * touched_bytes
+        touched_bytes = touched_bytes + sum(op.spec.inside_bytes for op in operations) * share
         return kernel_seconds(flops, touched_bytes, rate, self.topology, calls)
+
+    def _paced_flops(self, operation: Operation) -> float:
+        """The arithmetic at peak rate that takes as long as an operation's."""
+        pace = operation.spec.pace
+        return operation.spec.flops * (pace.cpu if self.topology.shared else pace.gpu)
 
     def touched_bytes(
         self, group: Group, candidates: Candidates | Covers, carried: CarriedCalls | None = None

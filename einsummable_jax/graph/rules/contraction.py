@@ -11,6 +11,7 @@ from jax import lax
 
 from einsummable_jax.graph.rules._labels import identity, reduction, wraps_around
 from einsummable_jax.graph.rules.registry import OpContext, rule
+from einsummable_jax.graph.rules.work import complex_factor
 from einsummable_jax.graph.spec import Commutes, DimMap, JoinAggSpec, Label, LocalCall, Role, linear
 from einsummable_jax.layout import Monoid
 
@@ -56,7 +57,7 @@ def _dot_general(context: OpContext) -> JoinAggSpec:
         results=(identity(result.shape),),
         kernel=kernel,
         # A multiplication and an addition per point of the iteration space.
-        flops=2.0 * result.size * float(np.prod(contracted, dtype=float)),
+        flops=2.0 * complex_factor(result.dtype) * result.size * float(np.prod(contracted, dtype=float)),
         commutes=_bilinear(context),
     )
 
@@ -138,7 +139,5 @@ def _conv_general_dilated(context: OpContext) -> JoinAggSpec | None:
         ),
         results=(array_map(result.shape, positions, out_feature),),
         kernel=kernel,
-        # A multiplication and an addition per result, input feature and kernel point.
-        flops=2.0 * result.size * rhs.size / max(rhs.shape[rhs_out], 1),
         commutes=_bilinear(context),
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from einsummable_jax.graph.rules._labels import identity, pass_through, shrinks, sums_alike, wraps_around
 from einsummable_jax.graph.rules.registry import Aval, OpContext, register, rule
+from einsummable_jax.graph.rules.work import SERIES_FLOPS
 from einsummable_jax.graph.spec import (
     ArrayMap,
     Commutes,
@@ -206,7 +207,6 @@ elementwise("tan", TRANSCENDENTAL_FLOPS)
 elementwise("tanh", TRANSCENDENTAL_FLOPS)
 
 # Iterated series: several dozen terms per element.
-SERIES_FLOPS = 100
 elementwise("igamma", SERIES_FLOPS)
 elementwise("igamma_grad_a", SERIES_FLOPS)
 elementwise("igammac", SERIES_FLOPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -24,12 +23,9 @@ def _fft(context: OpContext) -> JoinAggSpec:
     def array_map(shape: tuple[int, ...]) -> tuple[DimMap, ...]:
         return tuple(DimMap(n, ((d, 1),) if d < batch else ()) for d, n in enumerate(shape))
 
-    length = math.prod(lengths)
     return JoinAggSpec(
         labels=tuple(Label(dim_name(d), n) for d, n in enumerate(operand.shape[:batch])),
         operands=(array_map(operand.shape),),
         results=(array_map(result.shape),),
         kernel=kernel,
-        # The usual account of a transform of n points: 5 n log2 n.
-        flops=5.0 * math.prod(operand.shape[:batch]) * length * math.log2(max(length, 2)),
     )

@@ -96,7 +96,6 @@ def along_axis_spec(context: OpContext, axis: int, monoid: Monoid | None = None)
         operands=tuple(array_map(a.shape) for a in context.inputs),
         results=tuple(array_map(a.shape) for a in context.outputs),
         kernel=kernel,
-        flops=context.inputs[0].size,
         commutes=_itself(context, monoid),
     )
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from einsummable_jax._compat import cache
+from einsummable_jax.graph.rules.inside import inside
+from einsummable_jax.graph.rules.work import flops_of, pace_of
 from einsummable_jax.graph.spec import DimMap, JoinAggSpec, Kernel, LocalCall
 
 _PLAN_DECIDES = frozenset({"sharding", "out_sharding"})
@@ -134,7 +136,29 @@ def replicated_spec(context: OpContext) -> JoinAggSpec:
     def kernel(_: LocalCall, *operands: Any) -> list[jax.Array]:
         return context.bind(*operands)
 
-    return whole_spec(context.inputs, context.outputs, kernel, has_rule=False)
+    spec = whole_spec(context.inputs, context.outputs, kernel, has_rule=False)
+    if flops_of(context) is not None:
+        return _with_work(spec, context)
+    found = inside(context, _spec_of)
+    if found is None:
+        return dataclasses.replace(spec, flops=float(sum(aval.size for aval in context.outputs)))
+    return dataclasses.replace(spec, flops=found.flops, pace=found.pace, inside_bytes=found.bytes)
+
+
+def _spec_of(eqn: JaxprEqn) -> JoinAggSpec:
+    """The spec of an equation within another, of its operands and results that are arrays."""
+    operands, results = (
+        [atom.aval for atom in atoms if hasattr(atom.aval, "dtype")] for atoms in (eqn.invars, eqn.outvars)
+    )
+    return spec_for(eqn.primitive, eqn.params, operands, results)
+
+
+def _with_work(spec: JoinAggSpec, context: OpContext) -> JoinAggSpec:
+    """A spec with the arithmetic that `work` has for the primitive, and its pace."""
+    flops, pace = flops_of(context), pace_of(context)
+    if flops is None and pace == spec.pace:
+        return spec
+    return dataclasses.replace(spec, flops=spec.flops if flops is None else flops, pace=pace)
 
 
 def spec_for(
@@ -171,12 +195,17 @@ def spec_for(
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
-        return registration.rule(context) or replicated_spec(context)
+        return _by_rule(context)
 
 
 @cache(8192)
 def _cached_spec(key: _Key) -> JoinAggSpec:
-    return _RULES[key.context.primitive.name].rule(key.context) or replicated_spec(key.context)
+    return _by_rule(key.context)
+
+
+def _by_rule(context: OpContext) -> JoinAggSpec:
+    spec = _RULES[context.primitive.name].rule(context)
+    return replicated_spec(context) if spec is None else _with_work(spec, context)
 
 
 class _Key:
