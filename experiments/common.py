@@ -27,21 +27,22 @@ IN_A_ROW = 3
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
-def start_devices() -> list[jax.Device]:
-    """Start JAX's CPU backend with ``--devices`` devices and return them.
+def start_devices(at_least: int = 1) -> list[jax.Device]:
+    """Start JAX's CPU backend with ``--devices`` devices, or ``at_least`` as many, and return them.
 
     Raises:
       RuntimeError: If the backend already runs with fewer devices.
     """
+    count = max(DEVICES.value, at_least)
     others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT_FLAG)]
-    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_COUNT_FLAG}={DEVICES.value}"])
+    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_COUNT_FLAG}={count}"])
     devices = jax.devices()
-    if len(devices) < DEVICES.value:
+    if len(devices) < count:
         raise RuntimeError(
-            f"--devices={DEVICES.value} but JAX started with {len(devices)} {devices[0].platform} devices; "
-            "run the experiment in a process of its own, on CPU (JAX_PLATFORMS=cpu)"
+            f"{count} devices are wanted, JAX started with {len(devices)} of {devices[0].platform}; run "
+            "the experiment in a process of its own, on CPU (JAX_PLATFORMS=cpu)"
         )
-    return devices[: DEVICES.value]
+    return devices[:count]
 
 
 def interleaved_seconds(
