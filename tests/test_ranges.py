@@ -224,7 +224,7 @@ def bytes_without_ranges(monkeypatch, function, args, num_devices):
 
 @pytest.mark.parametrize(
     "num_devices, heads, mask, share",
-    [(2, "mha", first_and_last, 0.5), (3, "mqa", some_see_one_end, 0.8), (8, "mqa", first_and_last, 0.8)],
+    [(2, "mha", first_and_last, 0.5), (3, "mqa", some_see_one_end, 0.8), (8, "mqa", first_and_last, 0.9)],
 )
 def test_holes_are_not_fetched(monkeypatch, num_devices, heads, mask, share):
     length = {2: 192, 3: 201, 8: 200}[num_devices]
