@@ -17,6 +17,7 @@ from einsummable_jax.graph.host import HostCall as HostCall
 from einsummable_jax.graph.host import host_call_p as host_call_p
 from einsummable_jax.graph.host import on_devices as on_devices
 from einsummable_jax.graph.hull import Hull as Hull
+from einsummable_jax.graph.manual import MANUAL as MANUAL
 from einsummable_jax.graph.recompute import Recomputation as Recomputation
 from einsummable_jax.graph.recompute import recompute as recompute
 from einsummable_jax.graph.rules import coverage_table as coverage_table

@@ -9,7 +9,8 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from einsummable_jax import _compat
 from einsummable_jax.graph.source import source_line
 
-_MANUAL = frozenset({"shard_map", "xla_pmap"})
+MANUAL = frozenset({"shard_map", "xla_pmap"})
+"""Primitives that hold such programs."""
 
 
 def check_not_manual(jaxpr: Jaxpr) -> None:
@@ -19,7 +20,7 @@ def check_not_manual(jaxpr: Jaxpr) -> None:
       NotImplementedError: Naming its line and what to do.
     """
     for eqn, around in _equations(jaxpr):
-        if eqn.primitive.name in _MANUAL:
+        if eqn.primitive.name in MANUAL:
             raise NotImplementedError(
                 f"`{eqn.primitive.name}` at {source_line(eqn) or around or 'unknown line'} cannot be "
                 "distributed: it says what each device of its mesh does (jax.pmap is one, too), but in a "

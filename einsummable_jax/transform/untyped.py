@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
 from einsummable_jax._compat import core, empty_concrete_mesh, reshard_p, sharding_constraint_p
+from einsummable_jax.graph import MANUAL
 from einsummable_jax.transform.meshes import no_mesh, without_mesh
 
 _SHARDING_PARAMETERS = ("sharding", "out_sharding")
@@ -66,7 +67,7 @@ class _Rewriter:
         primitive, params, context = eqn.primitive, eqn.params, _without_mesh(eqn.ctx)
         if primitive is reshard_p:
             primitive, params = sharding_constraint_p, _constraint(params["dst_sharding"])
-        elif primitive is not sharding_constraint_p:
+        elif primitive is not sharding_constraint_p and primitive.name not in MANUAL:  # these will be refused
             params = {name: self._parameter(name, value) for name, value in params.items()}
             params = eqn.params if _same(params.values(), eqn.params.values()) else params
         if params is eqn.params and context is eqn.ctx:
