@@ -15,7 +15,6 @@ from einsummable_jax.topology import machine
 
 X = np.ones((64, 64), np.float32)
 BATCH = np.ones((8, 16, 16), np.float32)
-KEY = np.uint32([1, 2])
 
 
 def operation(function, *arguments, named=None):
